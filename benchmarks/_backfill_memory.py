@@ -13,7 +13,7 @@ _SECONDS = 0.2
 
 CAPTURE, WORKER, JAVA = "capture", "worker", "Java"
 _ROLES: tuple[tuple[str, Callable[[str], bool]], ...] = (
-    (CAPTURE, lambda command: "capture_process" in command),
+    (CAPTURE, lambda command: "capture_child" in command),
     (JAVA, lambda command: "org.apache.spark" in command),
     (WORKER, lambda command: "pyspark.daemon" in command or "pyspark.worker" in command),
 )

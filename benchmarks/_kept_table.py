@@ -10,7 +10,6 @@ import pyarrow as pa
 
 from _sink_rows import BATCH_ROWS, TABLE, as_inserts, orders
 from headwater.log_store import KvLogStoreFactory
-from headwater.log_store.columns import chunk_of
 from headwater.sinks.kept_tables import KeptTables
 from headwater.sinks.sink import HistoryPart, Token
 from headwater.sources.splits import KeyRange, SplitKind
@@ -64,8 +63,8 @@ def _write_log(location: str, rows: pa.Table) -> None:
         writer.end_epoch(Epoch.from_ms(2))
         factory.sealer.seal(Epoch.from_ms(1))
         for batch in as_inserts(rows):
-            told = chunk_of(batch.drop_columns(["_epoch"]))
-            writer.write_chunk(Chunk.build(told.rows, told.ops, TABLE.key_columns, log.vnode_count))
+            rows = batch.drop_columns(["_epoch", "_op", "_vnode", "_seq"])
+            writer.write_chunk(Chunk.build(rows, batch.column("_op"), TABLE.key_columns, log.vnode_count))
         writer.end_epoch(Epoch.from_ms(3))
         factory.sealer.seal(Epoch.from_ms(2))
         factory.close()

@@ -90,7 +90,7 @@ def _big_segment(store: FsStore, size: int) -> tuple[str, str]:
     """A segment of *size* bytes in lines of a kilobyte, written straight to the file."""
     ids = _segment(store)
     text = json.dumps({**FIELDS, "note": "n" * 800}, separators=(",", ":"))
-    item = Prepared(1_700_000_000_000, b'"barrier"', b"," + text[1:-1].encode(), None)
+    item = Prepared(1_700_000_000_000, b'"barrier"', b"," + text[1:-1].encode())
     seq = crc = written = 0
     with Path(store.location(*ids)).open("wb") as file:
         while written < size:

@@ -15,10 +15,9 @@ from pyarrow import json as arrow_json
 
 from _harness import Figure, interleaved, main, progress
 from _servers import wire
+from headwater.sources.sqlserver.changes import BLOCK_ROWS
 from headwater.sources.sqlserver.connection import Dsn, Session
-from headwater.sources.sqlserver.rows import BLOCK_ROWS
-from headwater.sources.sqlserver.ticks import Ticks
-from headwater.sources.sqlserver.types import SqlType, source_column
+from headwater.sources.sqlserver.types import SqlType, Ticks, source_column
 from headwater.sources.sqlserver.values import column_of
 from headwater.sources.table import SourceTable
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from _harness import Figure, interleaved, main, progress
-from headwater.stream import Chunk, Op, VnodeBitmap, vnodes_of
+from headwater.stream import Chunk, Op, vnodes_of
 
 PROMISED_KEYS_PER_SECOND = 20e6
 
@@ -78,18 +78,12 @@ def _chunk_figures(count: int, times: int) -> list[Figure]:
     ids = np.repeat(np.arange(count // 2, dtype=np.int64), 2)
     rows = pa.record_batch({"id": ids, "note": pa.array(ids).cast(pa.string()), "price": ids * 0.5})
     ops = pa.array(np.tile(np.array([Op.UPDATE_DELETE, Op.UPDATE_INSERT], dtype=np.int8), count // 2))
-    chunk = Chunk.build(rows, ops, ["id"])
-    half = VnodeBitmap.full().split(2)[0]
-    order = pa.array(np.argsort(chunk.vnodes.to_numpy(), kind="stable"))
-    mask = pa.array(half.mask_of(chunk.vnodes))
     cases: list[tuple[str, Callable[[], object], Callable[[], object]]] = [
         (
             "build of pairs vs hash",
             lambda: Chunk.build(rows, ops, ["id"]),
             lambda: vnodes_of(rows, ["id"]),
         ),
-        ("sort by vnode vs take", chunk.sort_by_vnode, lambda: rows.take(order)),
-        ("filter by bitmap vs filter", lambda: chunk.filter_vnodes(half), lambda: rows.filter(mask)),
     ]
     figures = []
     for name, ours, bound in cases:

@@ -8,7 +8,7 @@ from typing import Self
 
 import pyarrow as pa
 
-from headwater.log_store import KvLogStoreReader, LogStoreVnodeProgress, SealedRange
+from headwater.log_store import KvLogStoreReader, LogStoreVnodeProgress, LogView, StoragePlace
 from headwater.stream import Chunk, Epoch, Op, VnodeBitmap
 
 SCHEMA = pa.schema([pa.field("id", pa.int64()), pa.field("name", pa.string())])
@@ -37,7 +37,13 @@ def random_chunk(
     names = [f"name {rng.randrange(1000)}" for _ in ids]
     batch = pa.RecordBatch.from_arrays([pa.array(ids, pa.int64()), pa.array(names)], schema=SCHEMA)
     chunk = Chunk.build(batch, pa.array([int(op) for op in ops], pa.int8()), KEY, vnode_count)
-    return chunk if vnodes is None else chunk.filter_vnodes(vnodes)
+    return chunk if vnodes is None else filtered(chunk, vnodes)
+
+
+def filtered(chunk: Chunk, vnodes: VnodeBitmap) -> Chunk:
+    """The rows of *chunk* whose vnode is in *vnodes*."""
+    owned = pa.array(vnodes.mask_of(chunk.vnodes))
+    return Chunk(chunk.rows.filter(owned), chunk.ops.filter(owned), chunk.vnodes.filter(owned))
 
 
 def numbered_chunk(first: int, rows: int, vnode_count: int = 256) -> Chunk:
@@ -85,7 +91,14 @@ class LogConsumer:
         return after, after if sealed is None else sealed.end
 
     def read(self, after: Epoch, upto: Epoch, vnodes: VnodeBitmap | None = None) -> Iterator[pa.RecordBatch]:
-        return self.reader.read(SealedRange(after, upto), self.log, vnodes)
+        """The rows of a range; what was delivered in part comes without that part's vnodes."""
+        wanted = VnodeBitmap.full(self.progress.vnode_count) if vnodes is None else vnodes
+        with self.reader._source.mapped_snapshot() as view:
+            shown = LogView.open(view, self.log)
+            shown.check_range(after, upto)
+            for end in shown.epochs(after, upto):
+                done = [vnode for vnode, place in self.progress.places() if place >= StoragePlace(end.epoch)]
+                yield from shown.read_epoch(end, wanted - VnodeBitmap.of(done, self.progress.vnode_count))
 
     def commit(self, upto: Epoch, vnodes: VnodeBitmap | None = None) -> None:
         self.reader.truncate({self.log: upto}, vnodes)

@@ -6,6 +6,7 @@ was empty, or to a snapshot that is given.
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator
 
 import numpy as np
@@ -15,7 +16,6 @@ from numpy.typing import NDArray
 from headwater.log_store.log_events import SCHEMA, TRUNCATE, LogEvent, events_of
 from headwater.log_store.log_view import LogView
 from headwater.sinks.keys import KeySet, last_rows
-from headwater.sources.events import unpacked_row
 from headwater.sources.table import FIELD_ID, RESERVED_COLUMNS
 from headwater.state import Snapshot
 from headwater.stream import Op
@@ -86,4 +86,4 @@ def _default(batch: pa.RecordBatch, field: pa.Field, events: list[LogEvent]) -> 
 def _defaults(events: list[LogEvent]) -> Iterator[pa.RecordBatch]:
     for event in events:
         if event.kind == SCHEMA and event.detail["defaults"] is not None:
-            yield unpacked_row(event.detail["defaults"])
+            yield pa.ipc.open_stream(base64.b64decode(event.detail["defaults"])).read_next_batch()

@@ -10,12 +10,13 @@ from tests.servers.certificates import Authority
 from tests.servers.mariadb import MariaDbServer
 from tests.servers.postgres import VERSIONS, PostgresServer
 
+from headwater.databases.address import InvalidAddress
 from headwater.errors import HeadwaterError
 from headwater.sinks import mysql_session, postgres_session
 from headwater.sinks.errors import SinkUnwritable
 from headwater.sinks.mysql import MySqlSink
 from headwater.sinks.postgres import PostgresSink
-from headwater.sources.errors import InvalidDsn, SourceMisconfigured
+from headwater.sources.errors import SourceMisconfigured
 from headwater.sources.mysql import connection as mysql
 from headwater.sources.postgres import connection as postgres
 
@@ -112,7 +113,7 @@ def test_certificates_that_cannot_be_read_are_named(folder: Path) -> None:
     for name in ("missing.pem", "empty.pem"):
         address = f"mysql://u@127.0.0.1:1/shop?ssl_ca={folder / name}"
         for connect in (mysql.Dsn(address).parameters, MySqlSink(address).check):
-            with pytest.raises(InvalidDsn, match=name):
+            with pytest.raises(InvalidAddress, match=name):
                 connect()
 
 

@@ -27,7 +27,7 @@ from headwater.pipeline.verify.delivery import QueryDelivery
 from headwater.sources.offset import CdcOffset
 from headwater.sources.snapshots import open_snapshots
 
-CAPTURE: Final = b"headwater.pipeline.capture_process"
+CAPTURE: Final = b"headwater.spark.capture_child"
 CHECK_SECONDS: Final = 1
 _PR_SET_PDEATHSIG: Final = 1
 _COMMAND = re.compile(r".*headwater ((?:resnapshot|sink|capture|run|resume|log) (?:(?!\. | \()[^\n;`])*)", re.DOTALL)

@@ -1,4 +1,4 @@
-"""Run in a process of its own: one read, one stream and one log that is written, under another kind of Spark.
+"""Run in a process of its own: a read that is used twice, a stream and a log that is written, under another Spark.
 
 Arguments: the master or remote, the options of the source as JSON, a folder. Prints what was read.
 """
@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import redirect_stdout
+from io import StringIO
 
+import psycopg
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
@@ -21,7 +24,13 @@ def main() -> None:
         spark = builder.remote(kind.removeprefix("connect:")).getOrCreate()
     else:
         spark = tuned(builder.master(kind), checkpoints=folder).getOrCreate()
-    rows = spark.read.format("headwater").options(**options).load().count()
+    frame = spark.read.format("headwater").options(**options).load()
+    rows = frame.count()
+    with psycopg.connect(options["source"], autocommit=True) as session:
+        session.execute("INSERT INTO t VALUES (501, 'new row')")
+    with redirect_stdout(StringIO()) as printed:
+        frame.show(1000)
+    shown = printed.getvalue().count(" row|")
     stream = spark.readStream.format("headwater").options(**options).load()
     writer = stream.writeStream.format("parquet").option("checkpointLocation", f"{folder}/checkpoint")
     query = writer.trigger(availableNow=True).start(f"{folder}/rows")
@@ -32,7 +41,7 @@ def main() -> None:
     written = {"store": f"{folder}/written", "table": "t"}
     writer = again.writeStream.format("headwater").options(**written, key="id")
     writer.option("checkpointLocation", f"{folder}/again").trigger(availableNow=True).start().awaitTermination()
-    told = {"rows": rows, "streamed": found[0], "delivered": found[1]}
+    told = {"rows": rows, "shown": shown, "streamed": found[0], "delivered": found[1]}
     print(json.dumps(told | {"written": spark.read.format("headwater").options(**written).load().count()}))
     spark.stop()
 

@@ -17,7 +17,7 @@ from tests.spark.driven import DrivenStream, read_all, source_of, wait_for_chang
 from headwater.log_store.errors import InvalidOffset
 from headwater.sources.errors import SourceBusy, SourceNotFound
 from headwater.sources.splits import Cut, KeyRange, Split, SplitKind
-from headwater.spark import action_snapshots, batch_reader, table_parts
+from headwater.spark import action_snapshots, batch_reader
 from headwater.spark.columns import Columns
 from headwater.spark.errors import NoCapture, TableChanged
 from headwater.spark.options import SourceOptions
@@ -88,13 +88,13 @@ def test_a_read_of_a_locked_table_says_so_before_its_tasks_give_up(
 def test_parts_that_nobody_sized_are_as_many_as_tasks_can_use() -> None:
     cuts = [None, *(Cut((str(block),)) for block in range(1, 50)), None]
     splits = [Split(number, KeyRange(low, high), 100) for number, (low, high) in enumerate(pairwise(cuts))]
-    joined = table_parts._joined(splits, 16)
+    joined = batch_reader._joined(splits, 16)
     assert len(joined) == 16
     assert (joined[0].range.start, joined[-1].range.end) == (None, None)
     assert all(low.range.end == high.range.start for low, high in pairwise(joined)), "nothing is left out"
     assert {part.rows for part in joined} == {300, 400}
-    assert [part.range for part in table_parts._joined(splits[:3], 16)] == [split.range for split in splits[:3]]
-    assert table_parts._joined([], 16) == []
+    assert [part.range for part in batch_reader._joined(splits[:3], 16)] == [split.range for split in splits[:3]]
+    assert batch_reader._joined([], 16) == []
 
 
 def test_a_table_is_read_by_its_blocks_and_by_key_where_filters_ask_for_keys(

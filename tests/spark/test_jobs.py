@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,14 +16,20 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
+from pyspark import TaskContext
 from tests.db.capture.running import running
 from tests.servers.postgres import Database
+from tests.written_log import options, write
 
 from headwater.backfill.claims import Delivery
 from headwater.backfill.loop import DeliveryLoop
 from headwater.backfill.query import QueryOptions
 from headwater.errors import TransientError
+from headwater.pipeline.sink_query import LoopThread
 from headwater.sinks.open import open_sink
+from headwater.sinks.parquet import ParquetSink
+from headwater.sinks.sink import Staged, Token
+from headwater.sources.table import SourceTable
 from headwater.spark.failure import Failure, Remedy
 from headwater.spark.jobs import FrameJobs, SparkJobs
 
@@ -104,6 +112,48 @@ def test_what_a_function_does_with_frames_is_in_the_group_and_the_pool_of_its_si
     check_cancel(jobs, slow)
 
 
+@dataclass(frozen=True, kw_only=True)
+class DescribedSink(ParquetSink):
+    """Its tasks write down how Spark describes their job, and in which pool it is."""
+
+    notes: str
+
+    def stage_changes(
+        self, table: SourceTable, token: Token, batches: Iterator[pa.RecordBatch], truncated: tuple[int, int] | None
+    ) -> Staged:
+        context = TaskContext.get()
+        assert context is not None
+        names = ("spark.job.description", "spark.scheduler.pool", "spark.jobGroup.id")
+        Path(self.notes).write_text(json.dumps([context.getLocalProperty(name) for name in names]))
+        return super().stage_changes(table, token, batches, truncated)
+
+
+def test_the_job_of_a_batch_names_its_sink_and_epoch_and_is_in_the_pool_of_the_sink(spark: Any, tmp_path: Path) -> None:
+    epoch = write(str(tmp_path / "store"), 0)
+    sink = DescribedSink(str(tmp_path / "lake"), notes=str(tmp_path / "notes"))
+    delivery = Delivery(options(str(tmp_path / "store")), sink)
+    with DeliveryLoop(delivery, SparkJobs(spark, delivery.name)) as loop:
+        assert loop.plan(0.0)
+        loop.deliver()
+    assert json.loads((tmp_path / "notes").read_text()) == [f"headwater mirror {epoch}", "mirror", "mirror"]
+
+
+def test_a_spark_that_does_not_work_ends_a_loop_that_delivers_small_batches_without_it(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(str(tmp_path / "store"), 0)
+    delivery = Delivery(options(str(tmp_path / "store")), open_sink("parquet", path=str(tmp_path / "lake")))
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", "/nowhere/python")
+    running = LoopThread(lambda: delivery, delivery.name, SparkJobs(spark, "checked"), small_in_driver=True)
+    end = time.monotonic() + 60
+    while running.is_alive:
+        assert time.monotonic() < end, "the loop goes on"
+        time.sleep(0.05)
+    assert running.error is not None
+    assert "/nowhere/python" in str(running.error)
+    assert len(spark.sparkContext.statusTracker().getJobIdsForGroup("checked")) == 1
+
+
 def test_small_tables_share_a_task_and_a_large_one_is_spread_over_the_slots(
     spark: Any, newest_postgres: Database, tmp_path: Path
 ) -> None:
@@ -119,8 +169,8 @@ def test_small_tables_share_a_task_and_a_large_one_is_spread_over_the_slots(
         return [tracker.getStageInfo(stage).numTasks for job in jobs for stage in job.stageIds]
 
     with running(newest_postgres, tmp_path, *tables) as capture:
-        options = QueryOptions(str(capture.store), newest_postgres.dsn, "many", tables, history=False)
-        delivery = Delivery(options, open_sink("delta", path=str(tmp_path / "lake"), mode="changes"))
+        wanted = QueryOptions(str(capture.store), newest_postgres.dsn, "many", tables, history=False)
+        delivery = Delivery(wanted, open_sink("delta", path=str(tmp_path / "lake"), mode="changes"))
         with DeliveryLoop(delivery, SparkJobs(spark, "many")) as loop:
 
             def deliver(*statements: str) -> list[int]:

@@ -31,7 +31,8 @@ class Collected:
     """What a stream has delivered."""
 
     def __init__(self, spark: Any, keeper: Keeper, checkpoint: Path, **options: str) -> None:
-        self._rows: list[dict[str, Any]] = []
+        self._batches: dict[int, list[dict[str, Any]]] = {}
+        """By their numbers: Spark gives the last one again where it was stopped before it wrote down its end."""
         self._checkpoint = str(checkpoint)
         given = {"source": NOWHERE, "store": keeper.store, "table": LEFT, "capture": "none", **options}
         self._frame = spark.readStream.format("headwater").options(**given).load()
@@ -45,18 +46,22 @@ class Collected:
     def __exit__(self, *_: object) -> None:
         self._query.stop()
 
-    def _take(self, batch: Any, _: int) -> None:
-        self._rows += [row.asDict() for row in batch.collect()]
+    def _take(self, batch: Any, number: int) -> None:
+        self._batches[number] = [row.asDict() for row in batch.collect()]
+
+    @property
+    def _rows(self) -> list[dict[str, Any]]:
+        return [row for rows in list(self._batches.values()) for row in rows]
 
     def rows(self, count: int) -> list[dict[str, Any]]:
         """In the order of the commits, once there are *count*, and no more."""
         end = time.monotonic() + 60
-        while len(self._rows) < count:
+        while len(rows := self._rows) < count:
             assert self._query.isActive, self._query.exception()
-            assert time.monotonic() < end, f"{len(self._rows)} of {count} rows"
+            assert time.monotonic() < end, f"{len(rows)} of {count} rows"
             time.sleep(0.05)
-        assert len(self._rows) == count
-        return sorted(self._rows, key=lambda row: row["_commit_version"])
+        assert len(rows) == count
+        return sorted(rows, key=lambda row: row["_commit_version"])
 
     def table(self, count: int) -> list[Row]:
         return sorted(tuple(row.values()) for row in mirrored(self.rows(count)).values())

@@ -17,7 +17,7 @@ from pyspark import SparkContext
 from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
-from headwater.spark import class_archive, directories, session, spark_home
+from headwater.spark import class_archive, directories, session
 from headwater.spark.errors import JavaMissing
 from headwater.spark.java import Java, find_java
 
@@ -76,14 +76,14 @@ def test_checkpoints_by_rename_only_on_a_local_disk(fresh: Path, place: str | Pa
 
 
 def test_workers_import_pyspark_as_it_is_installed(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    home = spark_home.linked_home()
+    home = session.linked_home()
     assert home is not None
     assert home.parent == fresh
     assert (home / "bin" / "spark-submit").is_file()
     assert not (home / "python").exists()
-    assert spark_home.linked_home() == home, "made once"
+    assert session.linked_home() == home, "made once"
     monkeypatch.setattr(pyspark, "__version__", "5.0.0")
-    assert spark_home.linked_home() is None, "not tried with this version"
+    assert session.linked_home() is None, "not tried with this version"
 
 
 def test_a_spark_home_of_the_user_stays(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +107,7 @@ def archive_of(home: Path, content: bytes) -> Path:
 
 def test_an_archive_is_used_when_it_fits_and_never_otherwise(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(class_archive.OFF, raising=False)
-    home, java = spark_home.linked_home(), find_java()
+    home, java = session.linked_home(), find_java()
     assert home is not None
     assert class_archive.archive_options(java, home) == ""
     path = archive_of(home, b"classes")
@@ -129,7 +129,7 @@ def test_an_archive_is_used_when_it_fits_and_never_otherwise(fresh: Path, monkey
 
 def test_a_damaged_archive_does_not_break_java(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(class_archive.OFF, raising=False)
-    home, java = spark_home.linked_home(), find_java()
+    home, java = session.linked_home(), find_java()
     assert home is not None
     path = archive_of(home, b"no classes at all" * 1000)
     options = class_archive.archive_options(java, home).split()

@@ -19,9 +19,9 @@ from tests.spark.collecting import mirrored
 from tests.spark.driven import DrivenStream, read_all, source_of, wait_for_changes
 
 from headwater.backfill.errors import QueryStateLost
-from headwater.spark.capture_process import is_written
 from headwater.spark.data_source_api import ReadMaxRows
 from headwater.spark.errors import HistoryWaits, NoCapture, StreamRuns, TableChanged, UnsupportedSchema
+from headwater.spark.query_capture import is_written
 from headwater.spark.source import HeadwaterDataSource
 
 Start = Callable[..., DrivenStream]
@@ -321,15 +321,15 @@ def test_without_a_capture_none_is_started_when_none_is_wanted(
 def test_the_capture_ends_with_the_stream_and_the_next_stream_takes_over(
     start: Start, newest_postgres: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headwater.spark.capture_process._WATCH_SECONDS", 0.0)
+    monkeypatch.setattr("headwater.spark.query_capture._WATCH_SECONDS", 0.0)
     make_table(newest_postgres, rows=1)
     newest_postgres.execute("CREATE TABLE o (id int PRIMARY KEY)", "INSERT INTO o VALUES (1)")
     store = str(tmp_path / "store")
     first, second = start(), start(table="o")
     assert len(first.available_now()) == 1
     assert len(second.available_now()) == 1, "the running capture was asked for one more table"
-    assert second.reader._opened.capture._child is None
-    child = first.reader._opened.capture._child.pid
+    assert second.reader._opened.capture.pid is None
+    child = first.reader._opened.capture.pid
     first.stop()
     assert not Path(f"/proc/{child}").exists()
     assert not is_written(store)
@@ -352,7 +352,7 @@ def test_children_of_a_killed_process_end(newest_postgres: Database, tmp_path: P
     if not (pid := os.fork()):
         stream = DrivenStream(source_of(newest_postgres, tmp_path, "t"))
         stream.available_now()
-        os.write(write, str(stream.reader._opened.capture._child.pid).encode())
+        os.write(write, str(stream.reader._opened.capture.pid).encode())
         os.kill(os.getpid(), 9)
     os.waitpid(pid, 0)
     child = int(os.read(read, 100))

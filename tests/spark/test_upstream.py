@@ -12,10 +12,9 @@ import pytest
 from tests.spark.collecting import mirrored
 from tests.store.test_delta_upstream import Lake, Rows
 
+from headwater.backfill.claims import Delivery
 from headwater.backfill.control import status
-from headwater.backfill.snapshot.consume_upstream.delivery import UpstreamDelivery
-from headwater.backfill.snapshot.consume_upstream.executor import UpstreamOptions
-from headwater.backfill.snapshot.consume_upstream.query import UpstreamQuery
+from headwater.backfill.query import QueryOptions
 from headwater.control.command import ResnapshotTable
 from headwater.control.request import ask_query
 from headwater.pipeline.sink_query import LoopThread
@@ -23,6 +22,7 @@ from headwater.sinks.open import open_sink
 from headwater.sinks.sink import Sink
 from headwater.spark.errors import InvalidOption
 from headwater.spark.jobs import SparkJobs
+from headwater.spark.option_table import meanings
 from headwater.spark.upstream_options import UpstreamSourceOptions
 from headwater.state.query_store import own_state
 
@@ -91,22 +91,21 @@ def test_a_data_frame_of_a_delta_table_has_every_row_and_change_once(spark: Any,
     assert len(frames.rows()) == len(rows)
 
 
-class Delivery:
+class RunningDelivery:
     """A query that delivers the table to a sink of ours."""
 
     def __init__(self, spark: Any, lake: Lake, folder: Path, sink: Sink) -> None:
         self.spark, self.sink, self.folder = spark, sink, folder
-        options = UpstreamOptions(batch_rows=1000)
-        self.query = UpstreamQuery(lake.upstream(), str(folder / "state"), "copy", parallelism=2, options=options)
+        self.upstream = lake.upstream()
+        self.query = QueryOptions.over(self.upstream, str(folder / "state"), "copy", max_rows=1000)
         self.running: LoopThread
 
     def start(self) -> None:
-        delivery = UpstreamDelivery(self.query, self.sink)
+        delivery = Delivery(self.query, self.sink)
         self.running = LoopThread(lambda: delivery, "copy", SparkJobs(self.spark, "copy"))
 
     def rows(self) -> Rows:
-        upstream = self.query.upstream
-        table = upstream.table(upstream.newest_epoch())
+        table = self.upstream.table(self.upstream.newest_epoch())
         batches = list(self.sink.shown(table, ["id", "v"]))
         found = pa.Table.from_batches(batches).to_pydict() if batches else {"id": [], "v": []}
         assert len(set(found["id"])) == len(found["id"])
@@ -116,7 +115,7 @@ class Delivery:
 def test_s9_m10_a_sink_is_fed_stops_where_the_table_has_forgotten_and_goes_on_with_the_command(
     spark: Any, lake: Lake, tmp_path: Path
 ) -> None:
-    delivery = Delivery(spark, lake, tmp_path, open_sink("delta", path=str(tmp_path / "sink"), mode="mirror"))
+    delivery = RunningDelivery(spark, lake, tmp_path, open_sink("delta", path=str(tmp_path / "sink"), mode="mirror"))
     delivery.start()
     try:
         wait_for(lambda: delivery.rows() == rows_of(lake))
@@ -147,12 +146,24 @@ def test_s9_m10_a_sink_is_fed_stops_where_the_table_has_forgotten_and_goes_on_wi
         delivery.running.stop()
 
 
+def test_every_option_is_described_here_and_in_the_docs() -> None:
+    page = (Path(__file__).parents[2] / "docs/upstream_tables.md").read_text()
+    for name, meaning in meanings(UpstreamSourceOptions).items():
+        assert meaning.endswith(".")
+        assert f"`{name}`" in page
+
+
 def test_options_are_read_and_wrong_ones_refused() -> None:
     made = UpstreamSourceOptions.parse(
         {"Upstream": "delta:s3://lake/orders", "key": "id, at", "storage.aws_region": "eu", "maxrows": "7"}
     )
-    assert made.query.upstream.name == "delta:s3://lake/orders"
-    assert made.query.options.batch_rows == 7
+    query = made.for_query()
+    assert query.upstream is not None
+    assert query.upstream.name == "delta:s3://lake/orders"
+    assert query.max_rows == 7
+    assert "eu" not in repr(made), "options of a store can be secret"
+    with pytest.raises(InvalidOption, match=r"without its zone.*2026-01-31T12:00:00Z"):
+        UpstreamSourceOptions.parse({"upstream": "delta:/x", "key": "id", "since": "2026-01-31T12:00"})
     for wrong in ({"upstram": "x"}, {"since": "yesterday"}, {"maxRows": "0"}, {"preimages": "maybe"}):
         with pytest.raises(InvalidOption):
             UpstreamSourceOptions.parse({"upstream": "delta:/x", "key": "id", **wrong})

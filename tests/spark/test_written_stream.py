@@ -18,13 +18,13 @@ from headwater.backfill.errors import InvalidQuery
 from headwater.backfill.planner import QueryPlanner
 from headwater.backfill.query import QueryOptions
 from headwater.capture import Capture, CapturedTable, SourceRecord, SourceState, TableState
-from headwater.capture.stream_errors import CheckpointBehind, StagedRowsLost, StoreTaken, StreamColumns, StreamFenced
+from headwater.capture.stream_records import CheckpointBehind, StagedRowsLost, StoreTaken, StreamColumns, StreamFenced
 from headwater.control.command import ResnapshotTable
 from headwater.errors import HeadwaterError
 from headwater.log_store import KvLogStoreFactory, LogView
 from headwater.sources.open import open_source
 from headwater.sources.postgres.offset import PostgresOffset
-from headwater.spark import staged_rows
+from headwater.spark import stream_writer
 from headwater.spark.errors import InvalidOption, NoCapture, UnsupportedSchema
 from headwater.spark.source import HeadwaterDataSource
 from headwater.spark.write_options import WriteOptions
@@ -105,7 +105,7 @@ def test_a_batch_that_comes_again_is_not_written_again(run: str, tmp_path: Path)
 
 
 def test_an_abort_after_a_commit_that_took_effect_changes_nothing(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(staged_rows, "INLINE_BYTES", 0)
+    monkeypatch.setattr(stream_writer, "INLINE_BYTES", 0)
     writer = DrivenWriter(tmp_path, key="id")
     messages = writer.stage(0, [(1, "a")])
     writer.commit(0, messages)
@@ -116,7 +116,7 @@ def test_an_abort_after_a_commit_that_took_effect_changes_nothing(tmp_path: Path
 
 
 def test_an_aborted_batch_leaves_nothing_and_can_come_again(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(staged_rows, "INLINE_BYTES", 0)
+    monkeypatch.setattr(stream_writer, "INLINE_BYTES", 0)
     writer = DrivenWriter(tmp_path, key="id")
     messages = writer.stage(0, [(1, "a")], [(2, "b")])
     assert len(staged(tmp_path)) == 2
@@ -129,7 +129,7 @@ def test_an_aborted_batch_leaves_nothing_and_can_come_again(tmp_path: Path, monk
 
 
 def test_what_other_attempts_and_dead_runs_have_staged_is_removed(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(staged_rows, "INLINE_BYTES", 0)
+    monkeypatch.setattr(stream_writer, "INLINE_BYTES", 0)
     dead = DrivenWriter(tmp_path, key="id", run="dead")
     dead.stage(0, [(1, "a")])
     dead.stage(1, [(1, "a")])
@@ -209,7 +209,7 @@ def test_a_capture_and_a_stream_refuse_the_store_of_the_other(tmp_path: Path) ->
 
 
 def test_a_store_in_an_object_store_is_written_too(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(staged_rows, "INLINE_BYTES", 0)
+    monkeypatch.setattr(stream_writer, "INLINE_BYTES", 0)
     store = f"slatedb+file://{tmp_path}/objects"
     writer = DrivenWriter(tmp_path, key="id", store=store)
     messages = writer.stage(0, [(1, "a")])
@@ -406,6 +406,6 @@ def test_what_a_written_log_has_not_is_told(tmp_path: Path, monkeypatch: pytest.
     planner = QueryPlanner(QueryOptions(str(tmp_path / "store"), "", "q", (LOG,), history=False))
     try:
         with pytest.raises(InvalidQuery, match="no database"):
-            planner._requests._apply("1", ResnapshotTable(LOG), planner._tables)
+            planner._logs.apply("1", ResnapshotTable(LOG))
     finally:
         planner.close()

@@ -12,7 +12,7 @@ from tests.store.test_delta_upstream import Lake
 from tests.store.test_upstream_planner import Query, rows_of, running
 from typer.testing import CliRunner
 
-from headwater.backfill.snapshot.consume_upstream.metrics import upstream_metrics
+from headwater.backfill.control import upstream_metrics
 from headwater.cli.main import app
 from headwater.errors import InputError, NotFoundError
 

@@ -1,5 +1,5 @@
-"""Claims: what the tasks of a batch do. A claim names a range of the log, or a part of a backfill; its rows are read
-and staged by the task itself, so they never pass through the driver or Spark.
+"""Claims: what the tasks of a batch do. A claim names a range of a log, or a part of a backfill; its rows are read
+and staged by the task itself, so they never pass through the driver or Spark. Tables may be captured or upstream.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from headwater.backfill.cdc.external import external_table
 from headwater.backfill.keeping import Keeping
 from headwater.backfill.planner import QueryPlanner, Recover
 from headwater.backfill.query import QueryOptions
-from headwater.backfill.reader import changed_keys, parked_history, read_changes, read_history
+from headwater.backfill.reader import changed_keys, parked_history, read_unit
 from headwater.backfill.tasks import Slots
-from headwater.backfill.units import LogUnit, SnapshotUnit, SplitUnit, Unit
+from headwater.backfill.units import LogUnit, SnapshotUnit, Unit, UpstreamUnit
 from headwater.sinks.dead_letters import DeadLetters, ParkedRows, RejectsRows, RowFilter
 from headwater.sinks.delivery import TableFailure
 from headwater.sinks.errors import SinkRowError
@@ -25,11 +25,12 @@ from headwater.sinks.sink import Committed, HistoryPart, Sink, Staged, Token
 from headwater.sources.errors import UnsupportedTable
 from headwater.sources.splits import KeyRange, SplitKind
 from headwater.sources.table import SourceTable
+from headwater.system.clock import Clock
 
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """The captured tables of one query, and the sink that gets them.
+    """The tables of one query, and the sink that gets them.
 
     :ivar dead_letters: where rows go that the sink refuses; ``None``: they stop it.
     :ivar parked: where rows go that special values park; ``None``: such tables cannot be delivered.
@@ -55,7 +56,8 @@ class Delivery:
     @property
     def may_park(self) -> tuple[str, ...]:
         """Tables that may be parked, but for the last of them: without a backfill their missing rows never come."""
-        return self.options.tables if self.options.history else ()
+        options = self.options
+        return options.tables if options.history and options.upstream is None else ()
 
     @property
     def parks_rows(self) -> bool:
@@ -67,7 +69,9 @@ class Delivery:
         assert path is not None
         return DeadLetters(path)
 
-    def open_planner(self, recover: Recover, parked: Callable[[], Mapping[str, str]], slots: Slots) -> QueryPlanner:
+    def open_planner(
+        self, recover: Recover, parked: Callable[[], Mapping[str, str]], slots: Slots, clock: Clock
+    ) -> QueryPlanner:
         """The planner of its batches. An earlier one is fenced."""
 
         def committed(table: SourceTable, backfill: str) -> Committed:
@@ -81,6 +85,7 @@ class Delivery:
             keeping=Keeping.of(self.sink, self.name),
             takeover=True,
             slots=slots,
+            clock=clock,
         )
 
     def stage(self, claims: Sequence[Claim], budget: Budget | None = None) -> StagedClaims:
@@ -163,9 +168,9 @@ def _stage(delivery: Delivery, claim: Claim, result: StagedClaims, budget: Budge
 
 
 def _stage_unit(delivery: Delivery, claim: Claim, result: StagedClaims, budget: Budget | None) -> None:
-    options, sink, unit = delivery.options, delivery.sink, claim.unit
-    part = None if isinstance(unit, LogUnit) else _history_part(options, unit)
-    rows = read_changes(options, unit) if isinstance(unit, LogUnit) else read_history(options, unit)
+    sink, unit = delivery.sink, claim.unit
+    part = _history_part(delivery.options, unit)
+    rows = read_unit(delivery.options, unit)
     if budget is not None:
         rows = budget.through(rows)
     parking = _parking(delivery, unit)
@@ -174,11 +179,12 @@ def _stage_unit(delivery: Delivery, claim: Claim, result: StagedClaims, budget: 
     row_filter = RowFilter(cast(RejectsRows, sink), unit.table) if claim.tries else None
     if row_filter is not None:
         rows = row_filter.through(rows)
-    if isinstance(unit, LogUnit):
+    if part is None:
         result.staged.append(sink.stage_changes(unit.table, claim.token, rows, unit.truncated))
     else:
-        assert part is not None
         result.staged.append(sink.stage_history(unit.table, claim.token, part, rows))
+        if isinstance(unit, UpstreamUnit) and unit.truncated is not None:
+            result.staged.append(sink.stage_changes(unit.table, claim.token, iter(()), unit.truncated))
     refused = [*(row_filter.refused if row_filter is not None else ()), *(parking.rows if parking is not None else ())]
     if refused:
         result.parked.append(
@@ -191,6 +197,8 @@ def _stage_unit(delivery: Delivery, claim: Claim, result: StagedClaims, budget: 
 def _parking(delivery: Delivery, unit: Unit) -> ParkedRows | None:
     """What takes parked rows out; ``None``: the table has none, and none to be resolved."""
     table, path = unit.table, delivery.parked
+    if isinstance(unit, UpstreamUnit):
+        return None
     if path is None and table.parking:
         raise UnsupportedTable(
             table.full_name,
@@ -204,7 +212,12 @@ def _parking(delivery: Delivery, unit: Unit) -> ParkedRows | None:
     return ParkedRows(table, DeadLetters(path), parked_history(delivery.options, unit))
 
 
-def _history_part(options: QueryOptions, unit: SplitUnit | SnapshotUnit) -> HistoryPart:
+def _history_part(options: QueryOptions, unit: Unit) -> HistoryPart | None:
+    """How the sink takes the rows of *unit*; ``None``: they are changes."""
+    if isinstance(unit, LogUnit):
+        return None
+    if isinstance(unit, UpstreamUnit):
+        return HistoryPart(SplitKind.KEY, (), unit.position, unit.commit_time_us) if unit.is_history else None
     if isinstance(unit, SnapshotUnit):
         return HistoryPart(SplitKind.KEY, (KeyRange(),), unit.position, unit.commit_time_us)
     return HistoryPart(

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from headwater.backfill.cdc.executor import Renewal
 from headwater.backfill.errors import InvalidQuery
 from headwater.backfill.plans import QueryState
-from headwater.backfill.query import QueryOptions
-from headwater.backfill.query_tables import QueryTables
+from headwater.backfill.snapshot.consume_upstream.stream import StreamPhase
 from headwater.control.command import (
     PauseBackfill,
     QueryCommand,
@@ -24,15 +23,26 @@ from headwater.control.command import (
     ThrottleBackfill,
     command_name,
 )
-from headwater.control.mutation import mutation_of
 from headwater.control.request import Answers, Request, inbox_of
 from headwater.errors import HeadwaterError
-from headwater.sources.snapshots import SnapshotSource
-from headwater.sources.splits import Cut, KeyRange
-from headwater.sources.table import SourceTable
+from headwater.state.beside import stores_beside
 from headwater.state.errors import StoreNotFound
-from headwater.state.query_store import QueryReader
+from headwater.state.query_store import QUERIES, QueryReader, own_state
 from headwater.stream import Barrier
+from headwater.system.metrics import Metric, describe
+
+describe(
+    {
+        "upstream_stopped": "1: the table no longer has the changes that come next; the status says what to do.",
+        "upstream_consumed_version": "The version that every vnode has; 0 while the snapshot is read.",
+        "upstream_newest_version": "The newest version of the table; absent while it is stopped.",
+        "upstream_lag_versions": "Versions between the two.",
+        "upstream_snapshot_rows": "Rows of the snapshot that were read, about.",
+        "upstream_snapshot_done": "1 once the snapshot is read.",
+        "upstream_paused": "1 while the query is paused by a command.",
+        "upstream_age_seconds": "Age of these figures; a query that runs writes them every few seconds.",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,43 +62,24 @@ class QueryStatus:
 class QueryRequests:
     """The requests to one query, as its planner sees them."""
 
-    def __init__(self, options: QueryOptions, state: QueryState, source: SnapshotSource) -> None:
-        self._source, self._has_source = source, bool(options.source)
-        self._inbox, self._query = inbox_of(options.state_location), options.query
+    def __init__(self, location: str, query: str, state: QueryState) -> None:
+        self._inbox, self._query = inbox_of(location), query
         self._state = state
         self._answers = Answers(state.catalog, state.store, state.batch)
 
     def open(self) -> list[Request]:
         return self._inbox.open(self._answers, self._query)
 
-    def serve(self, request: Request, tables: QueryTables) -> None:
-        """Do what *request* asks, with the next barrier of *tables*; the answer is sealed with the next save."""
+    def serve(self, request: Request, apply: Callable[[str, QueryCommand], Barrier]) -> None:
+        """Do what *request* asks: *apply* it with the next barrier; the answer is sealed with the next save."""
         problem: HeadwaterError | None = None
         effect: dict[str, Any] = {}
         try:
-            effect = effect_of(self._apply(request.id, query_command(request), tables))
+            barrier = apply(request.id, query_command(request))
+            effect = {"barrier": json.loads(barrier.to_json())}
         except HeadwaterError as error:
             problem = error
         self._answers.put(self._state.batch, request.id, problem, effect)
-
-    def _apply(self, request_id: str, command: QueryCommand, tables: QueryTables) -> Barrier:
-        """:raises InvalidQuery: no such table. :raises SourceError: the source does not know such a range."""
-        name = command.table
-        if name is not None and name not in tables:
-            raise InvalidQuery(
-                f"Table {name} is not of this query; its tables are {', '.join(tables)}.",
-                next_step="Name one of them, or none for all.",
-            )
-        renewals: dict[str, Renewal] = {}
-        if isinstance(command, ResnapshotTable):
-            if not self._has_source:
-                raise InvalidQuery("A stream writes the store: there is no database to read the table from once more.")
-            wanted = list(tables) if name is None else [name]
-            renewals = {each: _renewal(request_id, command, tables[each].table, self._source) for each in wanted}
-        barrier = tables.mutate(mutation_of(command, name))
-        for each, renewal in renewals.items():
-            tables[each].renew(renewal)
-        return barrier
 
     def finish(self, request: Request) -> None:
         """Remove *request* once its answer is sealed."""
@@ -103,24 +94,6 @@ def query_command(request: Request) -> QueryCommand:
     raise InvalidQuery(f"A query cannot do {command_name(type(command))!r}.")
 
 
-def effect_of(barrier: Barrier) -> dict[str, Any]:
-    """What an answer says of the *barrier* that did what was asked."""
-    return {"barrier": json.loads(barrier.to_json())}
-
-
-def _renewal(request_id: str, command: ResnapshotTable, table: SourceTable, source: SnapshotSource) -> Renewal:
-    columns, names = command.columns, table.schema.names
-    for column in columns:
-        if column not in names:
-            raise InvalidQuery(
-                f"Table {table.full_name} has no column {column!r}.", next_step=f"It has {', '.join(names)}."
-            )
-    sides = ((command.start, False), (command.end, True))
-    cuts = [Cut(values, after) if values else None for values, after in sides]
-    part = None if cuts == [None, None] else source.key_range(table, KeyRange(*cuts))
-    return Renewal(request_id, part, tuple(table.column(name).field_id for name in columns) if columns else None)
-
-
 def status(state: str, query: str) -> QueryStatus | None:
     """What the query *query* whose state is at *state* has reported last; ``None``: nothing yet."""
     try:
@@ -129,3 +102,27 @@ def status(state: str, query: str) -> QueryStatus | None:
     except StoreNotFound:
         return None
     return None if value is None else QueryStatus(query, value)
+
+
+def upstream_queries(location: str) -> Iterator[QueryStatus]:
+    """The queries over upstream tables whose state is at *location*."""
+    for (name,) in stores_beside(location, QUERIES, 1):
+        found = status(own_state(location, name), name)
+        if found is not None and "upstream" in found.value:
+            yield found
+
+
+def upstream_metrics(location: str) -> Iterator[Metric]:
+    """The figures of all of them at this moment."""
+    for found in upstream_queries(location):
+        value, labels = found.value, (("query", found.query), ("upstream", found.value["upstream"]))
+        consumed, newest = value["consumed_version"], value["newest_version"]
+        yield Metric("upstream_stopped", labels, float(value["phase"] == StreamPhase.STOPPED.value))
+        yield Metric("upstream_consumed_version", labels, float(consumed or 0))
+        if newest is not None:
+            yield Metric("upstream_newest_version", labels, float(newest))
+            yield Metric("upstream_lag_versions", labels, float(newest - (consumed or 0)))
+        yield Metric("upstream_snapshot_rows", labels, float(value["snapshot_rows"]))
+        yield Metric("upstream_snapshot_done", labels, float(value["snapshot_done"]))
+        yield Metric("upstream_paused", labels, float(value["paused"]))
+        yield Metric("upstream_age_seconds", labels, found.age_seconds)

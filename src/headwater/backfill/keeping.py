@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from typing import Final
 
@@ -20,7 +19,7 @@ _PROGRESS_SECONDS: Final = 1.0
 
 
 class Keeping:
-    """Of one query."""
+    """Of one query. The time is given: seconds that only grow."""
 
     def __init__(self, sink: KeepingSink, query: str) -> None:
         self._sink, self._query = sink, query
@@ -33,9 +32,9 @@ class Keeping:
         """``None``: it is no such sink."""
         return cls(sink, query) if isinstance(sink, KeepingSink) else None
 
-    def is_resting(self, tables: Iterable[QueryTable]) -> bool:
+    def is_resting(self, tables: Iterable[QueryTable], now: float) -> bool:
         """Whether the next batch has time: what is not folded is read from the log."""
-        return time.monotonic() < self._due and all(self._whole.get(table.name, False) for table in tables)
+        return now < self._due and all(self._whole.get(table.name, False) for table in tables)
 
     def before(self, tables: Iterable[QueryTable], backfill: str, delivered: int) -> None:
         """Everything up to the epoch *delivered* is at the sink."""
@@ -53,19 +52,18 @@ class Keeping:
     def hold(self, tables: Iterable[QueryTable]) -> None:
         """Let history be read where nobody has pinned the table."""
         for table in tables:
-            wanted = not table.is_done
+            wanted = not table.backfill.is_done
             if self._granted.get(table.name) != wanted:
                 table.held_back = self._sink.may_read(table.name, wanted=wanted)
                 if table.held_back is None:
                     self._granted[table.name] = wanted
 
-    def after(self, tables: Iterable[QueryTable], backfill: str) -> None:
+    def after(self, tables: Iterable[QueryTable], backfill: str, now: float) -> None:
         """A batch is given away."""
-        now = time.monotonic()
         self._due = now + self._sink.interval_seconds
         is_time = now - self._told >= _PROGRESS_SECONDS
         for table in tables:
-            if table.is_complete or (table.replaces and table.held_back is not None):
+            if table.is_complete or (table.backfill.replaces and table.held_back is not None):
                 continue
             if is_time or self._whole.get(table.name, True):
                 self._sink.incomplete(table.table, self._query, backfill, table.status())

@@ -9,6 +9,9 @@ commit     first *pending*, with what was staged; then the rows with their token
            the next plan, or within a second when there is none
 =========  ===================================================================================================
 
+The planner decides and never waits; all waiting is here: for the next batch (:func:`next_batch`), for the log to come
+to the columns of a snapshot (:func:`units_of`), for all that the source has committed (:func:`reach_source`).
+
 A loop that starts again commits what is pending, and delivers a planned batch that is not committed once more, with
 the same bounds: so a batch has one token, however often it is tried.
 """
@@ -22,17 +25,22 @@ from dataclasses import replace
 from typing import Any, Final, Generic, Protocol, Self, TypeVar
 
 from headwater.backfill.claims import BatchTooLarge, Budget, Claim, StagedClaims
+from headwater.backfill.errors import LogBehind
 from headwater.backfill.offset import QueryOffset
-from headwater.backfill.planner import Recover
+from headwater.backfill.planner import QueryPlanner, Recover
 from headwater.backfill.tasks import Slots, cost, packed
 from headwater.backfill.units import SnapshotUnit, SplitUnit
 from headwater.sinks.coordinator import Coordinator
-from headwater.sinks.delivery import DeliveryState, now_ms, read_parked
+from headwater.sinks.delivery import DeliveryState, read_parked
 from headwater.sinks.sink import Sink, Staged, Token
 from headwater.sources.table import SourceTable
 from headwater.state.query_store import QueryStore
+from headwater.system.clock import SYSTEM_CLOCK, Clock, Wait
 
 _POLL_SECONDS: Final = 0.5
+_LOOK_SECONDS: Final = 0.05
+_COLUMNS_SECONDS: Final = 20.0
+"""How long the log may take to come to columns that a new snapshot has."""
 _SMALL_ROWS: Final = 5_000
 _SMALL_BYTES: Final = 4 << 20
 """A batch up to these is small: a Spark job would cost more than its rows."""
@@ -56,17 +64,25 @@ class Jobs(Protocol):
 
 
 class Planner(Protocol):
-    """Plans the batches of one query; see :class:`~headwater.backfill.planner.QueryPlanner`."""
+    """Plans the batches of one query, and never waits; see :class:`~headwater.backfill.planner.QueryPlanner`."""
 
     generation: int
-    returning: Sequence[str]
+
+    @property
+    def returning(self) -> Sequence[str]:
+        """Tables that need a planner that is opened later; nothing else follows here."""
 
     @property
     def backfill_id(self) -> str: ...
 
+    @property
+    def wait(self) -> Wait:
+        """What to wait for when nothing was planned."""
+
     def resume(self, committed: Collection[QueryOffset]) -> tuple[QueryOffset, QueryOffset | None]: ...
 
-    def advance(self, start: QueryOffset, *, timeout: float, upto: int | None) -> QueryOffset: ...
+    def plan(self, start: QueryOffset, *, upto: int | None = None) -> QueryOffset:
+        """Where the batch after *start*, which is delivered, ends; *start* when there is nothing to do now."""
 
     def units(self, start: QueryOffset, end: QueryOffset) -> Sequence[Any]: ...
 
@@ -102,24 +118,69 @@ class Deliverable(Protocol[P]):
     @property
     def may_park(self) -> Sequence[str]: ...
 
-    def open_planner(self, recover: Recover, parked: Callable[[], Mapping[str, str]], slots: Slots) -> P: ...
+    def open_planner(
+        self, recover: Recover, parked: Callable[[], Mapping[str, str]], slots: Slots, clock: Clock
+    ) -> P: ...
 
     def stage(self, claims: Sequence[Claim], budget: Budget | None = None) -> StagedClaims: ...
 
     def commit_parked(self, parked: Sequence[Staged]) -> None: ...
 
 
+def next_batch(
+    planner: Planner, start: QueryOffset, timeout: float, clock: Clock = SYSTEM_CLOCK, **limits: int | None
+) -> QueryOffset:
+    """Where the batch after *start* ends; *start* when there was nothing to do for *timeout* seconds.
+
+    :param limits: of the batch, as the planner takes them.
+    """
+    deadline = clock.monotonic() + timeout
+    while True:
+        end = planner.plan(start, **limits)
+        left = deadline - clock.monotonic()
+        if end != start or left <= 0 or planner.returning:
+            return end
+        planner.wait.take(left, clock)
+
+
+def units_of(planner: Planner, start: QueryOffset, end: QueryOffset, clock: Clock = SYSTEM_CLOCK) -> Sequence[Any]:
+    """What tasks read for the batch from *start* to *end*. :raises LogBehind: the capture does not come to it."""
+    deadline = clock.monotonic() + _COLUMNS_SECONDS
+    while True:
+        try:
+            return planner.units(start, end)
+        except LogBehind:
+            if clock.monotonic() > deadline:
+                raise
+        clock.sleep(_LOOK_SECONDS)
+
+
+def reach_source(planner: QueryPlanner, timeout: float, clock: Clock = SYSTEM_CLOCK) -> QueryOffset:
+    """The newest epoch once the log has everything that the source has committed now, or after *timeout*.
+
+    :raises SourceUnreachable: no answer.
+    """
+    position, deadline = planner.source_position(), clock.monotonic() + timeout
+    while (wait := planner.lacks(position)) is not None and (left := deadline - clock.monotonic()) > 0:
+        wait.take(left, clock)
+    return planner.newest()
+
+
 class DeliveryLoop(Generic[P]):
     """The batches of one query; one thread. An earlier loop of the query is fenced.
 
     :param small_in_driver: small batches are staged in this thread, by the functions that tasks run.
+    :param clock: of the loop and its planner.
     :ivar planner: what it asks for the next batch. :ivar position: what the sink has.
     :ivar waits_for: what it waits for now, and since when (milliseconds); ``None``: for nothing that can hang.
     :raises HeadwaterError: what is pending cannot be settled, or the state cannot be read.
     """
 
-    def __init__(self, delivery: Deliverable[P], jobs: Jobs, *, small_in_driver: bool = False) -> None:
+    def __init__(
+        self, delivery: Deliverable[P], jobs: Jobs, *, small_in_driver: bool = False, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
         self._delivery, self._jobs, self._small_in_driver = delivery, jobs, small_in_driver
+        self._clock = clock
         self.waits_for: tuple[str, int] | None = None
         with ExitStack() as stack:
             self.planner, self._coordinator = self._open(stack)
@@ -163,7 +224,7 @@ class DeliveryLoop(Generic[P]):
         :param upto: no epochs after this one.
         """
         if self._planned is None:
-            end = self.planner.advance(self.position, timeout=timeout, upto=upto)
+            end = next_batch(self.planner, self.position, timeout, self._clock, upto=upto)
             self._planned = None if end == self.position else end
         return self._planned is not None
 
@@ -196,7 +257,7 @@ class DeliveryLoop(Generic[P]):
             found = coordinators[0].parked() if coordinators else read_parked(delivery.state, delivery.name)
             return {name: table.reason for name, table in found.items()}
 
-        planner = delivery.open_planner(recover, parked, lambda: self._jobs.parallelism)
+        planner = delivery.open_planner(recover, parked, lambda: self._jobs.parallelism, self._clock)
         stack.callback(planner.close)
         return planner, coordinators[0]
 
@@ -212,7 +273,7 @@ class DeliveryLoop(Generic[P]):
                 replace(token, attempt=unit.attempt) if isinstance(unit, SplitUnit | SnapshotUnit) else token,
                 bool(suspects) and unit.table.full_name in suspects,
             )
-            for unit in planner.units(start, end)
+            for unit in units_of(planner, start, end, self._clock)
         ]
 
     def _stage(self, claims: Sequence[Claim], epoch: int) -> StagedClaims:
@@ -245,7 +306,7 @@ class DeliveryLoop(Generic[P]):
 
     @contextmanager
     def _waiting(self, what: str) -> Iterator[None]:
-        self.waits_for = what, now_ms()
+        self.waits_for = what, self._clock.unix_ms()
         try:
             yield
         finally:

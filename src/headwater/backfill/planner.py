@@ -1,56 +1,138 @@
 """QueryPlanner: what the next batch of a query delivers; one process, one thread.
 
-A batch is the changes of a range of epochs and, while history is being read, a plan: ranges of tables that are read
-inside one snapshot. The order of the steps is what makes it exact:
+It decides from the state of the query and a snapshot of the logs, and never waits: it says what is to be waited for,
+and the loop around it (:mod:`headwater.backfill.loop`) does. Time and new ids are those of the ``clock`` it is given.
+It seals each plan itself, so that none is given away that is not durable.
 
-1. the epoch *upto* which changes are taken is chosen first;
-2. then a snapshot is exported: it has every change up to *upto* (when it does not show one yet, history waits);
-3. ranges are handed out, and the plan is sealed with them; only then is the offset given away.
+Each table of a query has a *log* and a *backfill*, the rows from before it. Whose they are the planner does not know:
 
-So a change up to *upto* is in the rows of the snapshot, and of a later one its position tells whether it is. What was
-delivered is told by the next call: the offset that it starts from. A plan whose offset nobody kept is rolled back; one
-whose snapshot was lost before its rows were committed is read again in another (:meth:`QueryPlanner.units`).
+=====================  =====================================  ==============================================
+:class:`QueryLogs`     log                                    backfill
+=====================  =====================================  ==============================================
+``StoreLogs``       ours, which the capture writes         from the source, from a versioned table, or none
+``UpstreamLog``        the change log of an upstream table    its snapshot, or none
+=====================  =====================================  ==============================================
+
+What was delivered is told by the next call: the offset that it starts from.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
-from headwater.backfill.batch_units import log_units
-from headwater.backfill.checkpoint import check_end, check_start
 from headwater.backfill.control import QueryRequests
-from headwater.backfill.errors import LogBehind, QueryStateLost
-from headwater.backfill.history_plans import CommittedOf, HistoryPlans
 from headwater.backfill.keeping import Keeping
-from headwater.backfill.log_ranges import LogRanges, TableChanges
 from headwater.backfill.offset import QueryOffset
-from headwater.backfill.plans import PlanRecord, QueryState
+from headwater.backfill.plans import QueryState
 from headwater.backfill.query import QueryOptions
-from headwater.backfill.query_tables import QueryTables
+from headwater.backfill.query_tables import CommittedOf
+from headwater.backfill.snapshot.consume_upstream.upstream_log import UpstreamLog
+from headwater.backfill.store_logs import StoreLogs
 from headwater.backfill.tasks import Slots
 from headwater.backfill.units import Unit
-from headwater.capture.source_state import SourceRecord, SourceState
-from headwater.log_store import KvLogStoreReader, ReadLimits
-from headwater.sources.snapshots import open_snapshots
+from headwater.control.command import QueryCommand
+from headwater.sources.offset import CdcOffset
 from headwater.sources.table import SourceTable
-from headwater.state import open_reader
 from headwater.state.query_store import QueryStore, open_query_store
+from headwater.stream import Barrier
+from headwater.system.clock import SYSTEM_CLOCK, Clock, Wait
 
-_LOOK_SECONDS: Final = 0.05
-_LOCK_SECONDS: Final = 2.0
-"""Who plans for many tables does not wait longer for one that is locked."""
-_COLUMNS_SECONDS: Final = 20.0
-"""How long the log may take to come to columns that a new snapshot has."""
-_COMMIT_SECONDS: Final = 1.0
-_REST_SECONDS: Final = 0.1
 _STATUS_SECONDS: Final = 0.5
 _IDLE_SECONDS: Final = 5.0
 
 Recover = Callable[[QueryStore, str, Sequence[SourceTable]], None]
+
+
+class Backfill(Protocol):
+    """What a planner asks the backfill of any table; see :class:`~headwater.backfill.table_backfill.TableBackfill`."""
+
+    @property
+    def is_reading(self) -> bool: ...
+
+    @property
+    def is_held(self) -> bool: ...
+
+    @property
+    def is_done(self) -> bool: ...
+
+
+class QueryLogs(Protocol):
+    """The tables of one query: their logs, and the backfills beside them. What changes is written with ``save``.
+
+    The calls of one batch, in this order: ``deliver`` what is at the sink, ``apply`` what was asked, ``forget`` what is
+    no longer needed, ``next``, ``units``.
+
+    :ivar moved: the status is another one than was written last.
+    :ivar returning: tables that need a planner that is opened later.
+    """
+
+    moved: bool
+    returning: Sequence[str]
+
+    def open(self, state: QueryState) -> None:
+        """The state of the query is open; nothing was done yet. It is called once, before all others."""
+
+    def begin(self) -> None:
+        """What was pending at the sink is settled."""
+
+    def close(self) -> None:
+        """Let go of everything. It is called also where ``open`` was not, or has failed."""
+
+    @property
+    def backfills(self) -> Sequence[Backfill]:
+        """Of all tables."""
+
+    def tables(self) -> Sequence[SourceTable]:
+        """As they are where the next batch begins."""
+
+    def start(self) -> QueryOffset:
+        """Where a query that is new begins."""
+
+    def newest_batch(self, delivered: QueryOffset) -> tuple[QueryOffset, QueryOffset]:
+        """Where the batch that was planned last begins and ends. :raises QueryStateLost: that is not known."""
+
+    def newest(self) -> QueryOffset:
+        """Of all that can be planned now, or was."""
+
+    def newest_epoch(self) -> int:
+        """The newest epoch that is committed."""
+
+    def has_reached(self, upto: int) -> bool:
+        """Whether nothing up to the epoch *upto* is left to be planned, or somebody must do something before."""
+
+    def deliver(self, start: QueryOffset) -> None:
+        """Everything up to *start* is at the sink, and nothing after it."""
+
+    def forget(self, start: QueryOffset) -> None:
+        """The logs need not keep what was delivered, up to *start*."""
+
+    def next(self, start: QueryOffset, max_rows: int | None, upto: int | None) -> QueryOffset:
+        """Where the batch after *start* ends, which is sealed; *start*: there is nothing to do."""
+
+    @property
+    def wait(self) -> Wait:
+        """What to wait for when nothing was planned."""
+
+    def units(self, start: QueryOffset, end: QueryOffset) -> Sequence[Unit]:
+        """What tasks read for the batch from *start* to *end*."""
+
+    def apply(self, request_id: str, command: QueryCommand) -> Barrier:
+        """Do *command* with the next barrier. :raises HeadwaterError: it cannot be done."""
+
+    def save(self) -> None:
+        """Make durable what has changed, in one seal."""
+
+    def status(self) -> dict[str, Any]:
+        """What a person wants to know of the tables."""
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether the status is written at once."""
+
+    def reported(self) -> None:
+        """The status was written."""
 
 
 class QueryPlanner:
@@ -64,9 +146,8 @@ class QueryPlanner:
     :param keeping: where the sink keeps tables of our own.
     :param takeover: another process that plans this query is fenced.
     :param slots: how many tasks run at a time; asked where a batch needs more than one.
-    :ivar returning: parked tables that were captured again: with a planner that is opened once they are let back they
-        are read once more.
     :raises TableNotCaptured: a table has no log. :raises StoreOwned: another process plans this query.
+    :raises SinceOutOfRange: an upstream table does not keep what the query is to begin at.
     """
 
     def __init__(
@@ -79,35 +160,30 @@ class QueryPlanner:
         keeping: Keeping | None = None,
         takeover: bool = False,
         slots: Slots = lambda: 2,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self._options, self._slots = options, slots
-        self._parked = parked or dict
-        self._keeping = keeping
-        self._source = open_snapshots(options.source, lock_seconds=_LOCK_SECONDS)
+        self._options, self._clock = options, clock
         self._at: QueryOffset | None = None
-        self._ranged: tuple[QueryOffset, QueryOffset, dict[str, TableChanges]] | None = None
-        self._nothing: tuple[QueryOffset, int | None, int | None, int] | None = None
-        self._forgotten: QueryOffset | None = None
-        self._end: tuple[int, SourceRecord] | None = None
-        self._looked = self._truncated = self._told = 0.0
-        self._recovering = self._moved = True
-        self.returning: Sequence[str] = ()
+        self._told = 0.0
+        self._logs: QueryLogs
+        if options.upstream is None:
+            self._logs = StoreLogs(options, committed, parked or dict, keeping, slots, clock)
+        else:
+            self._logs = UpstreamLog(options, options.upstream, slots, clock)
         with ExitStack() as stack:
-            self._reader = stack.enter_context(open_reader(options.store))
+            stack.callback(self._logs.close)
             store = stack.enter_context(open_query_store(options.state_location, options.query, takeover=takeover))
-            self._state = QueryState(store)
-            self._requests = QueryRequests(options, self._state, self._source)
-            with self._reader.snapshot() as view:
-                ranges = LogRanges(view, options.tables, keyed=options.keyed)
-                self._logs = KvLogStoreReader(self._reader, store)
-                self._tables = QueryTables(options, self._state, self._source, self._logs, view, ranges, self._parked())
-            self._history = HistoryPlans(options, self._state, self._tables, self._source, committed, self._save, slots)
+            self._state = QueryState(store, clock)
+            self._requests = QueryRequests(options.state_location, options.query, self._state)
+            self._logs.open(self._state)
             self.generation = store.generation
             if recover is not None:
-                recover(store, self.backfill_id, [table.table for table in self._tables.values()])
-            self._tables.begin(committed)
-            self._save()
+                recover(store, self.backfill_id, self._logs.tables())
+            self._logs.begin()
+            self._logs.save()
             self._stack = stack.pop_all()
+
+    # -- what it is ------------------------------------------------------------------------------------------------
 
     @property
     def backfill_id(self) -> str:
@@ -115,17 +191,41 @@ class QueryPlanner:
         return self._state.id
 
     @property
+    def returning(self) -> Sequence[str]:
+        """Parked tables that were captured again: a planner that is opened once they are let back reads them again."""
+        return self._logs.returning
+
+    @property
     def has_history(self) -> bool:
         """Whether history is left to be read."""
-        return any(table.is_reading for table in self._tables.values())
+        return any(backfill.is_reading for backfill in self._logs.backfills)
 
     def is_waiting(self) -> bool:
         """Whether history is left, and somebody must do something before it goes on."""
-        return self.has_history and all(table.is_held for table in self._tables.values() if table.is_reading)
+        reading = [backfill for backfill in self._logs.backfills if backfill.is_reading]
+        return bool(reading) and all(backfill.is_held for backfill in reading)
 
     def is_history_done(self) -> bool:
         """Whether the history of all tables is read, and their logs have passed it."""
-        return all(table.is_done for table in self._tables.values())
+        return all(backfill.is_done for backfill in self._logs.backfills)
+
+    def has_reached(self, upto: int) -> bool:
+        """Whether nothing up to the epoch *upto* is left to be planned, or somebody must do something before.
+
+        :raises RetentionMiss: an upstream table no longer has what comes next.
+        """
+        return self._logs.has_reached(upto)
+
+    def source_position(self) -> CdcOffset | None:
+        """A position of the source after all that it has committed; ``None``: there is no source.
+
+        :raises SourceUnreachable: no answer.
+        """
+        return self._logs.source_position() if isinstance(self._logs, StoreLogs) else None
+
+    def lacks(self, position: CdcOffset | None) -> Wait | None:
+        """What to wait for until the log has all before *position* of the source; ``None``: it has."""
+        return self._logs.lacks(position) if isinstance(self._logs, StoreLogs) else None
 
     # -- offsets ---------------------------------------------------------------------------------------------------
 
@@ -136,16 +236,8 @@ class QueryPlanner:
         crash begins where it began.
         """
         if self._state.delivered is None:
-            delivered = min(int(table.consumer.delivered()) for table in self._tables.values())
-            if any(table.kept is not None for table in self._tables.values()):
-                with self._reader.snapshot() as view:
-                    record, _ = SourceState.read(view)
-                    delivered = int(view.epoch)  # all up to it is in the tables that we keep
-                self._end = None if record is None else (delivered, record)
-            start = QueryOffset(delivered, self._state.plan.number)
-            self._state.put_delivered(start)
-            self._state.put_planned(start, start)
-            self._save()
+            self._state.put_delivered(self._logs.start())
+            self._logs.save()
         assert self._state.delivered is not None
         return self._state.delivered
 
@@ -157,186 +249,55 @@ class QueryPlanner:
         :raises QueryStateLost: the state was written by a release that kept offsets elsewhere.
         """
         delivered = self.initial()
-        if self._state.planned is None:
-            raise QueryStateLost(
-                f"An earlier release wrote the state of query {self._options.query!r}, and kept its offsets elsewhere.",
-                next_step="Begin with an empty store and an empty sink.",
-            )
-        begun, end = self._state.planned
+        begun, end = self._logs.newest_batch(delivered)
         return (end, None) if end in (begun, delivered, *committed) else (begun, end)
 
     def newest(self) -> QueryOffset:
-        """The newest epoch that is sealed."""
-        return QueryOffset(int(self._reader.committed_epoch()), self._state.plan.number)
+        """Captured tables: the newest epoch that is sealed. An upstream table: the newest plan."""
+        return self._logs.newest()
 
-    def reach_source(self, timeout: float) -> QueryOffset:
-        """The newest epoch once the log has everything that the source has committed by now, or after *timeout*.
+    def newest_epoch(self) -> int:
+        """The newest epoch that is committed."""
+        return self._logs.newest_epoch()
 
-        :raises SourceUnreachable: no answer.
-        """
-        if not self._options.source:
-            return self.newest()
-        snapshot = self._source.export()
-        wanted = snapshot.mark.high
-        snapshot.close()
-        end = time.monotonic() + timeout
-        while True:
-            with self._reader.snapshot() as view:
-                record, _ = SourceState.read(view)
-                epoch = view.epoch
-            left = end - time.monotonic()
-            if left <= 0 or (record is not None and record.offset >= wanted):
-                return QueryOffset(int(epoch), self._state.plan.number)
-            self._reader.wait_for_epoch(epoch, min(left, _COMMIT_SECONDS))
+    # -- planning --------------------------------------------------------------------------------------------------
 
-    def advance(
-        self,
-        start: QueryOffset,
-        *,
-        timeout: float = 0.0,
-        max_rows: int | None = None,
-        upto: int | None = None,
-    ) -> QueryOffset:
-        """Where the batch after *start* ends; *start* itself when there was nothing to do for *timeout* seconds.
+    def plan(self, start: QueryOffset, *, max_rows: int | None = None, upto: int | None = None) -> QueryOffset:
+        """Where the batch after *start* ends; *start* itself when there is nothing to do now: see :attr:`wait`.
 
         Everything up to *start* counts as delivered. An offset after it is durable as a plan when it is returned.
 
         :param upto: no epochs after this one.
         :raises QueryStateLost: *start* is not of this state.
         """
-        self._came_to(start)
-        deadline = time.monotonic() + timeout
-        while True:
-            self._serve()
-            self._commit(start)
-            rests = upto is None and self._rests()
-            most = max_rows or self._options.max_rows
-            made = start if rests or self._has_nothing(start, most, upto) else self._next(start, most, upto)
-            left = deadline - time.monotonic()
-            self._moved |= made != start
-            self._tell()
-            if made != start or left <= 0:
-                return made
-            if rests:
-                time.sleep(min(left, _REST_SECONDS))
-                continue
-            pause = _LOOK_SECONDS if self.has_history else min(left, _COMMIT_SECONDS)
-            self._reader.wait_for_epoch(max(start.epoch, self._seen), min(left, pause))
+        self._mark_delivered(start)
+        if start.plan < self._state.plan.number:
+            return self._logs.newest()  # planned, and not delivered: it is given again
+        self._serve()
+        self._logs.forget(start)
+        end = self._logs.next(start, max_rows, upto)
+        self._logs.moved |= end != start
+        self._tell()
+        return end
 
-    def _came_to(self, start: QueryOffset) -> None:
+    @property
+    def wait(self) -> Wait:
+        """What to wait for when nothing was planned."""
+        return self._logs.wait
+
+    def _mark_delivered(self, start: QueryOffset) -> None:
         """*start* was delivered."""
-        plan = self._state.plan
-        if start == self._at and start.plan == plan.number:
+        if start == self._at and start.plan == self._state.plan.number:
             return
-        self._nothing = None
-        check_start(self._options.query, start, plan.number, self._state.delivered)
-        self._roll_back(start)
-        self._history.check_attempt()
-        self._history.let_go()
-        self._recovering = False
-        if self._end is not None and self._end[0] == start.epoch:
-            for table in self._tables.values():
-                table.settle(self._end[1].offset, start.epoch)
-        self._at, self._moved = start, True
-        self._tables.park(self._parked())  # what the sink did not take of the batch before
+        self._state.check_start(start)
+        self._logs.deliver(start)
+        self._at, self._logs.moved = start, True
         delivered = self._state.delivered
         if delivered is None or delivered.plan != start.plan:
             self._state.put_delivered(start)
-            self._save()
+            self._logs.save()
 
-    def _roll_back(self, start: QueryOffset) -> None:
-        """A plan after *start* was never kept: nobody reads its rows. What the sink has of it all the same stays.
-
-        Its number is not given again: the sink may yet get its rows from a process that was thought dead.
-        """
-        plan = self._state.plan
-        is_newer = start.plan < plan.number
-        for name, table in self._tables.items():
-            is_kept = is_newer and name in plan.positions and self._history.is_committed(name, plan)
-            upto = plan.number if is_kept else start.plan
-            table.roll_back(upto, start.epoch)
-            table.deliver(upto, start.epoch)
-        if is_newer:
-            self._state.plan = PlanRecord(number=start.plan, issued=max(plan.number, plan.issued))
-            self._state.put_plan()
-        self._save()
-
-    def _commit(self, start: QueryOffset) -> None:
-        """Let the logs forget what was delivered."""
-        now = time.monotonic()
-        if start != self._forgotten and now - self._truncated >= _COMMIT_SECONDS:
-            self._truncated, self._forgotten = now, start
-            self._state.put_delivered(start)
-            self._tables.forget(start.epoch)  # both in one seal: a query never begins before what the logs hold
-
-    # -- planning --------------------------------------------------------------------------------------------------
-
-    _seen = 0
-
-    def _rests(self) -> bool:
-        return self._keeping is not None and self._keeping.is_resting(self._tables.values())
-
-    def _next(self, start: QueryOffset, max_rows: int | None, upto: int | None) -> QueryOffset:
-        if self._keeping is not None:
-            self._keeping.before(self._tables.values(), self.backfill_id, start.epoch)
-        made = self._planned(start, max_rows, upto)
-        if self._keeping is not None and made != start:
-            self._keeping.after(self._tables.values(), self.backfill_id)
-        waits_for_epoch = made == start and self._keeping is None and self.is_history_done()
-        self._nothing = (start, max_rows, upto, self._seen) if waits_for_epoch else None
-        return made
-
-    def _has_nothing(self, start: QueryOffset, max_rows: int | None, upto: int | None) -> bool:
-        """Whether there was nothing to plan after *start*, and there can be nothing before the next epoch."""
-        known = self._nothing
-        return known is not None and known == (start, max_rows, upto, int(self._reader.committed_epoch()))
-
-    def _planned(self, start: QueryOffset, max_rows: int | None, upto: int | None) -> QueryOffset:
-        with self._reader.snapshot() as view:
-            ranges = LogRanges(view, list(self._tables), keyed=self._options.keyed)
-            self._seen = ranges.newest
-            self.returning = self._tables.returning(ranges.captured)
-            limit = ranges.newest if upto is None else min(upto, ranges.newest)
-            limit = max(self._tables.readable_upto(limit), start.epoch)
-            self._logs.start_from(start.epoch)
-            limits = ReadLimits(limit, max_rows, self._options.max_epochs, one_shape=not self._options.keyed)
-            sealed = self._logs.next_item(limits, views=ranges.views)
-            end = start.epoch if sealed is None else int(sealed.end)
-            if self._keeping is not None:
-                end = self._keeping.choose(self._tables.values(), start.epoch, end)
-            ranged = {name: ranges.changes(name, table.after(start.epoch), end) for name, table in self._tables.items()}
-            found = dict(ranged)
-            for name, table in self._tables.items():
-                changes = found[name] = table.see(found[name], ranges.since(name, end), start.epoch, end)
-                if self._tables[name].reads_source:
-                    self._tables[name].latest = ranges.latest(name)
-                self._tables[name].catch_up(ranges, end)
-            if end == ranges.newest and ranges.record is not None:
-                self._end = (end, ranges.record)
-                for name, changes in found.items():
-                    if not changes:
-                        self._tables[name].settle(ranges.record.offset, end)
-            if self._keeping is not None:
-                self._keeping.hold(self._tables.values())
-            planned = self._history.plan(ranges, end, found, self._place_of(end, ranges))
-        is_late = self._tables.is_late and end > start.epoch
-        if not planned and not any(found.values()) and not is_late:
-            return start
-        made = QueryOffset(end, self._state.plan.number if planned else start.plan)
-        self._ranged = (start, made, ranged)
-        self._state.put_planned(start, made)
-        self._save()  # what is dropped from now on is known to be shown by every later snapshot
-        return made
-
-    def _place_of(self, epoch: int, ranges: LogRanges) -> SourceRecord | None:
-        """The place of *epoch* in the source's log, if anybody knows it."""
-        if epoch == ranges.newest and ranges.record is not None:
-            return ranges.record
-        return self._end[1] if self._end is not None and self._end[0] == epoch else None
-
-    # -- units -----------------------------------------------------------------------------------------------------
-
-    def units(self, start: QueryOffset, end: QueryOffset) -> list[Unit]:
+    def units(self, start: QueryOffset, end: QueryOffset) -> Sequence[Unit]:
         """What tasks read for the batch from *start* to *end*.
 
         A batch that is delivered again gives the same changes; its history comes from another snapshot if the first
@@ -344,81 +305,38 @@ class QueryPlanner:
 
         :raises QueryStateLost: *end* is not of this state. :raises SourceUnreachable: no new snapshot can be had.
         :raises SourceBehind: one can be had that is older than the changes of the batch.
-        :raises LogBehind: the columns have changed, and the capture does not come to that.
+        :raises LogBehind: the columns have changed, and the capture has not come to that yet.
         """
-        check_end(self._options.query, end, self._state.plan.number)
-        if self._ranged is not None and self._ranged[:2] == (start, end) and end.plan == start.plan:
-            return self._log_units(self._ranged[2], end)
-        limit = time.monotonic() + _COLUMNS_SECONDS
-        while True:
-            with self._reader.snapshot() as view:
-                try:
-                    ranges = LogRanges(view, list(self._tables), keyed=self._options.keyed)
-                    return self._units(ranges, start, end)
-                except LogBehind:
-                    if time.monotonic() > limit:
-                        raise
-                    epoch = view.epoch
-            self._reader.wait_for_epoch(epoch, _LOOK_SECONDS)
-
-    def _units(self, ranges: LogRanges, start: QueryOffset, end: QueryOffset) -> list[Unit]:
-        found: dict[str, TableChanges] = {}
-        for name, table in self._tables.items():
-            if end.plan > start.plan:
-                table.latest = ranges.latest(name)
-            found[name] = ranges.changes(name, table.after(start.epoch), end.epoch)
-        made = self._log_units(found, end)
-        if end.plan > start.plan:
-            made += self._history.units(ranges, end, recovering=self._recovering)
-        return made
-
-    def _log_units(self, found: Mapping[str, TableChanges], end: QueryOffset) -> list[Unit]:
-        """The units of what the logs have in a batch up to *end*."""
-        made: list[Unit] = []
-        for name, changes in found.items():
-            table = self._tables[name]
-            changes = table.emptying(changes, end.epoch)
-            if changes:
-                made += log_units(table, changes, end, self._slots)
-        return made
+        self._state.check_end(end)
+        units = self._logs.units(start, end)
+        if self._logs.is_urgent:
+            self._tell()
+        return units
 
     # -- requests, status, end -------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
         """Do what was asked of this query from outside, as mutations of the next barrier."""
         for request in self._requests.open():
-            self._nothing = None
-            self._requests.serve(request, self._tables)
-            self._save()
+            self._requests.serve(request, self._logs.apply)
+            self._logs.moved = True
+            self._logs.save()
             self._requests.finish(request)
-
-    def _save(self) -> None:
-        """Make durable what has changed."""
-        self._tables.save()
 
     def status(self) -> dict[str, Any]:
         """What a person wants to know."""
-        return {
-            "query": self._options.query,
-            "backfill": self.backfill_id,
-            "plan": self._state.plan.number,
-            "epoch": 0 if self._at is None else self._at.epoch,
-            "newest_epoch": self._seen,
-            "reader": asdict(self._logs.statistics),
-            "updated_ms": time.time_ns() // 1_000_000,
-            "problem": self._history.problem,
-            "tables": self._tables.status(),
-        }
+        own = {"query": self._options.query, "plan": self._state.plan.number, "updated_ms": self._clock.unix_ms()}
+        return own | self._logs.status()
 
     def _tell(self) -> None:
         """Write the status down, now and then."""
-        now = time.monotonic()
-        if now - self._told >= (_STATUS_SECONDS if self._moved else _IDLE_SECONDS):
-            self._told, self._moved = now, False
+        now = self._clock.monotonic()
+        if self._logs.is_urgent or now - self._told >= (_STATUS_SECONDS if self._logs.moved else _IDLE_SECONDS):
+            self._told, self._logs.moved = now, False
             self._state.put_status(self.status())
-            self._save()
+            self._logs.save()
+            self._logs.reported()
 
     def close(self) -> None:
         """Let go of everything; a plan whose rows are being read is read again when the query goes on."""
-        with self._stack:
-            self._history.let_go()
+        self._stack.close()

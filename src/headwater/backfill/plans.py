@@ -6,18 +6,18 @@ sealed before its offset is given away: an offset that somebody holds always has
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from headwater import failpoints
 from headwater.backfill.cdc.state import BackfillTables
+from headwater.backfill.errors import QueryStateLost
 from headwater.backfill.offset import QueryOffset
+from headwater.backfill.snapshot.consume_upstream.upstream_table import Part
 from headwater.backfill.snapshot.record import SnapshotTables
-from headwater.sources.offset import CdcOffset
 from headwater.state import Catalog, Field, FieldType, Snapshot, StateTable, TableSchema, WriteBatch
 from headwater.state.query_store import QueryStore
+from headwater.system.clock import SYSTEM_CLOCK, Clock
 
 BEFORE_SAVE = failpoints.register("query.before_save")
 AFTER_SAVE = failpoints.register("query.after_save")
@@ -26,6 +26,10 @@ QUERY = TableSchema("query", 1, key=(Field("part", FieldType.TEXT),), value=(Fie
 QUERY_TABLES = TableSchema(
     "query_tables", 1, key=(Field("table", FieldType.TEXT),), value=(Field("value", FieldType.JSON),)
 )
+UPSTREAM = TableSchema(
+    "upstream_query", 1, key=(Field("part", FieldType.TEXT),), value=(Field("value", FieldType.JSON),)
+)
+_UPSTREAM = "record"
 _PLAN, _STATUS, _ID, _DELIVERED, _PLANNED = "plan", "status", "id", "delivered", "planned"
 
 
@@ -91,9 +95,9 @@ class TableRecord:
 
 
 class QueryState:
-    """The durable state of one query."""
+    """The durable state of one query. :param clock: names one that is new."""
 
-    def __init__(self, store: QueryStore) -> None:
+    def __init__(self, store: QueryStore, clock: Clock = SYSTEM_CLOCK) -> None:
         self.store = store
         self.batch = WriteBatch()
         self.catalog = store.catalog
@@ -112,7 +116,7 @@ class QueryState:
         if _PLANNED in found:
             start, end = map(QueryOffset.from_json, found[_PLANNED])
             self.planned = start, end
-        self.id: str = found.get(_ID) or uuid.uuid4().hex[:12]
+        self.id: str = found.get(_ID) or clock.new_id()[:12]
         if _ID not in found:
             self._query.put(self.batch, 0, (_ID,), (self.id,))
 
@@ -141,6 +145,34 @@ class QueryState:
         """Write the status with the next save."""
         self._query.put(self.batch, 0, (_STATUS,), (value,))
 
+    def check_start(self, start: QueryOffset) -> None:
+        """A batch may begin at *start*.
+
+        :raises QueryStateLost: *start* is of another state, or older than what was delivered.
+        """
+        query, plan, delivered = self.store.query, self.plan.number, self.delivered
+        if start.plan > plan:
+            raise QueryStateLost(
+                f"The checkpoint of query {query!r} is at plan {start.plan}, its state at {plan}: "
+                "the state beside the store was lost or replaced.",
+                next_step="Restore it, or begin anew with an empty checkpoint and an empty sink.",
+            )
+        if delivered is not None and (start.plan < delivered.plan or start.epoch < delivered.epoch):
+            raise QueryStateLost(
+                f"The checkpoint of query {query!r} is older than what was delivered: it is at plan {start.plan} "
+                f"and epoch {start.epoch}, its state at plan {delivered.plan} and epoch {delivered.epoch}.",
+                next_step="Use the newest checkpoint; or begin anew with another query name, an empty checkpoint and"
+                " an empty sink: what lies between would be missing.",
+            )
+
+    def check_end(self, end: QueryOffset) -> None:
+        """A batch ends at *end*. :raises QueryStateLost: that is not of the newest plan."""
+        if end.plan != self.plan.number:
+            raise QueryStateLost(
+                f"The batch is of plan {end.plan}, the state of query {self.store.query!r} at {self.plan.number}.",
+                next_step="Restore the state beside the store, or begin anew with an empty checkpoint and sink.",
+            )
+
     def save(self) -> None:
         """Make durable what was written since the last time."""
         failpoints.hit(BEFORE_SAVE)
@@ -167,11 +199,60 @@ class QueryState:
         return [key[0] for key, _ in catalog.open(QUERY_TABLES).scan(view, 0)]
 
 
-def history_position(since: CdcOffset, last: str | None) -> bytes:
-    """The ``_position`` of rows of history that have every change up to *last*."""
-    return since.position_after(None if last is None else bytes.fromhex(last))
+@dataclass(slots=True)
+class UpstreamRecord:
+    """What a query knows of its upstream table beside the rows of its vnodes.
+
+    :ivar table: the name of the upstream table. :ivar identity: of the very table. :ivar vnodes: how many it has.
+    :ivar snapshot: the epoch of the snapshot. :ivar snapshots: how many were begun.
+    :ivar since: there is no snapshot, only what follows it.
+    :ivar limit: rows per second, where *throttled*.
+    :ivar replaces: the next plan voids what was delivered before.
+    :ivar lost: why the newest plan cannot be read any more: only a new snapshot may follow.
+    :ivar rows: of the snapshot that were planned, about.
+    """
+
+    table: str
+    identity: str
+    vnodes: int
+    snapshot: int
+    snapshots: int = 1
+    since: bool = False
+    paused: bool = False
+    throttled: bool = False
+    limit: int | None = None
+    replaces: bool = False
+    lost: str | None = None
+    rows: int = 0
 
 
-def newest(positions: Sequence[bytes]) -> str | None:
-    """The greatest of *positions*, as text."""
-    return max(positions).hex() if positions else None
+@dataclass(slots=True)
+class UpstreamPlan:
+    """The newest plan over an upstream table: the parts that its batch reads, whenever it is read.
+
+    :ivar replaces: what was delivered before it is void.
+    """
+
+    parts: list[Part] = field(default_factory=list)
+    replaces: bool = False
+
+
+class UpstreamRecords:
+    """The record and the plan in the store of a query."""
+
+    def __init__(self, catalog: Catalog, batch: WriteBatch) -> None:
+        self._rows: StateTable = catalog.open_or_create(UPSTREAM, batch)
+
+    def read(self, view: Snapshot) -> tuple[UpstreamRecord | None, UpstreamPlan]:
+        """``None``: the query was never begun."""
+        found: dict[str, Any] = {key[0]: values[0] for key, values in self._rows.scan(view, 0)}
+        record = UpstreamRecord(**found[_UPSTREAM]) if _UPSTREAM in found else None
+        plan = found.get(_PLAN, {"parts": [], "replaces": False})
+        return record, UpstreamPlan([Part.from_json(part) for part in plan["parts"]], plan["replaces"])
+
+    def put(self, batch: WriteBatch, record: UpstreamRecord) -> None:
+        self._rows.put(batch, 0, (_UPSTREAM,), (asdict(record),))
+
+    def put_plan(self, batch: WriteBatch, plan: UpstreamPlan) -> None:
+        value = {"parts": [part.to_json() for part in plan.parts], "replaces": plan.replaces}
+        self._rows.put(batch, 0, (_PLAN,), (value,))

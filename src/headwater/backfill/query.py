@@ -1,10 +1,14 @@
-"""QueryOptions: everything that a query is made of. It travels to tasks, so it holds values only."""
+"""QueryOptions: everything that a query is made of, over captured tables or over an upstream table.
+
+It travels to tasks: values only, and a table that holds no connection.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 from headwater.backfill.errors import InvalidQuery
+from headwater.backfill.snapshot.consume_upstream.upstream_table import UpstreamTable
 from headwater.sources.splits import SplitKind
 from headwater.state.query_store import own_state
 
@@ -16,12 +20,12 @@ AUTO, SOURCE, TABLES = "auto", "source", "tables"
 class QueryOptions:
     """One query.
 
-    :ivar store: location of the store that the capture writes.
+    :ivar store: location of the store that the capture writes; with *upstream* nothing but its state is there.
     :ivar source: connection string of the database, never shown; empty where a stream writes the store.
     :ivar query: its name: that of its consumer in the logs, and of its state.
     :ivar state: location of the store that has its state; ``None``: a store of this query alone, beside that of the
         capture.
-    :ivar tables: full names of captured tables.
+    :ivar tables: full names of captured tables, or the name of *upstream*.
     :ivar history: deliver the rows that were there before the capture, too.
     :ivar backfill: ``parallel`` reads splits side by side, ``single`` one page after the other.
     :ivar split_rows: about how many rows a split has.
@@ -37,6 +41,7 @@ class QueryOptions:
     :ivar origin: where history comes from: the ``source``, our own ``tables``, or ``auto``: our tables where the query
         is new and they have all of it.
     :ivar since: no history, and of the changes those since then: an epoch, or a time with its zone (ISO 8601).
+    :ivar upstream: the table that is consumed, instead of captured ones; see :meth:`over`.
     :raises InvalidQuery: a number below 1, no table, another word for *backfill* or *origin*.
     """
 
@@ -59,6 +64,36 @@ class QueryOptions:
     origin: str = AUTO
     since: str | None = None
     state: str | None = None
+    upstream: UpstreamTable | None = field(default=None, repr=False)
+
+    @classmethod
+    def over(
+        cls,
+        upstream: UpstreamTable,
+        store: str,
+        query: str,
+        *,
+        since: str | None = None,
+        rows_per_second: int | None = None,
+        max_rows: int | None = None,
+        max_epochs: int | None = None,
+    ) -> QueryOptions:
+        """A query over an upstream table: its snapshot, unless *since* says otherwise, then its change log.
+
+        :param store: where its state is kept, beside (``queries/<query>``); nothing else needs to be there.
+        """
+        return cls(
+            store,
+            "",
+            query,
+            (upstream.name,),
+            history=since is None,
+            since=since,
+            rows_per_second=rows_per_second,
+            max_rows=max_rows,
+            max_epochs=max_epochs,
+            upstream=upstream,
+        )
 
     @property
     def state_location(self) -> str:
@@ -66,8 +101,8 @@ class QueryOptions:
         return self.state or own_state(self.store, self.query)
 
     def __post_init__(self) -> None:
-        if not self.query or not self.tables:
-            raise InvalidQuery("A query needs a name and at least one table.")
+        if not self.query or not self.store or not self.tables:
+            raise InvalidQuery("A query needs a name, a store and at least one table.")
         if self.origin not in (AUTO, SOURCE, TABLES):
             raise InvalidQuery(f"Received origin={self.origin!r}; valid are {AUTO!r}, {SOURCE!r} and {TABLES!r}.")
         if self.origin == TABLES and self.history and self.kept is None:
@@ -77,7 +112,7 @@ class QueryOptions:
             )
         if self.since is not None and self.history:
             raise InvalidQuery("Changes since a time come without history.", next_step="Set history=false.")
-        if self.history and not self.source:
+        if self.history and not self.source and self.upstream is None:
             raise InvalidQuery(
                 "There is no database whose history could be read: a stream writes the store.",
                 next_step="Set history=false: the query delivers what the log holds, and all that comes.",

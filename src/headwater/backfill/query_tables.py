@@ -6,25 +6,29 @@ is one that the sink does not take: it is *parked*, until the query is started w
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from typing import Any, Final
 
-from headwater.backfill.history_plans import CommittedOf
-from headwater.backfill.kept_history import KeptHistory, release_pins
+from headwater.backfill.cdc.backfill import CdcBackfill
 from headwater.backfill.log_ranges import LogRanges
 from headwater.backfill.plans import QueryState
 from headwater.backfill.query import TABLES, QueryOptions
 from headwater.backfill.query_table import QueryTable
 from headwater.backfill.since import resolve_since
+from headwater.backfill.snapshot.backfill import SnapshotBackfill, release_pins
+from headwater.backfill.table_backfill import TableContext
 from headwater.capture.source_state import CapturedTable, TableState
 from headwater.log_store import KvLogStoreReader
 from headwater.sinks.sink import Committed
 from headwater.sources.snapshots import SnapshotSource
+from headwater.sources.table import SourceTable
 from headwater.state import Snapshot
 from headwater.stream import Barrier, BarrierKind, Epoch, EpochPair
-from headwater.stream.mutation import ALL_TARGETS, TargetMutation
+from headwater.stream.mutation import ALL_TARGETS, Mutation
+from headwater.system.clock import Clock
 
+CommittedOf = Callable[[SourceTable, str], Committed]
+"""What the sink has of a table, of the backfill that is named."""
 PARKED: Final = "parked"
 """What the status says of a table that the sink does not take, instead of a phase."""
 
@@ -45,18 +49,20 @@ class QueryTables(Mapping[str, QueryTable]):
         view: Snapshot,
         ranges: LogRanges,
         parked: Mapping[str, str],
+        clock: Clock,
     ) -> None:
-        self._options, self._state, self._logs = options, state, logs
+        self._options, self._state, self._logs, self._clock = options, state, logs, clock
         self._parked = {name: why for name, why in parked.items() if name in options.tables}
         self._leave((set(state.tables) - set(options.tables)) | self._parked.keys())
         start = None
         if options.since is not None and state.delivered is None:
-            start = resolve_since(view, options.since, options.tables)
+            start = resolve_since(view, options.since, options.tables, clock.unix_ms())
         newest = view.epoch
         names = [name for name in options.tables if name not in self._parked]
         logs.init(names, start)
         self._tables = {
-            name: QueryTable(options, state, source, ranges.latest(name), logs.consumer(name)) for name in names
+            name: QueryTable(TableContext(options, state, source, clock, ranges.latest(name)), logs.consumer(name))
+            for name in names
         }
         self._epochs = EpochPair(Epoch(newest).next(0), Epoch(newest))
 
@@ -70,32 +76,37 @@ class QueryTables(Mapping[str, QueryTable]):
         return len(self._tables)
 
     @property
-    def kept(self) -> list[KeptHistory]:
-        """The histories that come from tables that we keep."""
-        return [table.kept for table in self.values() if table.kept is not None]
+    def external(self) -> dict[str, CdcBackfill]:
+        """The backfills that share a snapshot of the source, by table."""
+        return {name: table.backfill for name, table in self.items() if isinstance(table.backfill, CdcBackfill)}
+
+    @property
+    def versioned(self) -> dict[str, SnapshotBackfill]:
+        """The backfills from our own versioned tables, by table."""
+        return {name: table.backfill for name, table in self.items() if isinstance(table.backfill, SnapshotBackfill)}
 
     def begin(self, committed: CommittedOf | None) -> None:
         """Before the first plan. :param committed: what the sink has of a table, where the sink can tell."""
         for table in self.values():
-            table.on_barrier(Barrier(self._epochs, BarrierKind.INITIAL))
+            table.backfill.on_barrier(Barrier(self._epochs, BarrierKind.INITIAL))
             if committed is not None:
                 self._check_sink(table, committed)
 
     def _check_sink(self, table: QueryTable, committed: CommittedOf) -> None:
-        """A sink that has nothing of a table whose history was delivered is another one: the table begins anew."""
+        """A sink that has nothing of a table whose backfill was delivered is another one: the table is read again."""
         delivered = self._state.delivered
-        if delivered is None or not delivered.plan or not table.has_read:
+        if delivered is None or not delivered.plan or not table.backfill.has_read:
             return
         if committed(table.table, self._state.id) == Committed():
             table.restart()
 
-    def mutate(self, mutation: TargetMutation) -> Barrier:
+    def mutate(self, mutation: Mutation) -> Barrier:
         """The next barrier, with *mutation*, which the tables follow that it is for."""
-        self._epochs = self._epochs.next(self._epochs.curr.next(time.time_ns() // 1_000_000))
+        self._epochs = self._epochs.next(self._epochs.curr.next(self._clock.unix_ms()))
         barrier = Barrier(self._epochs, BarrierKind.CHECKPOINT, mutation)
         for table in self.values():
             if mutation.target in (ALL_TARGETS, table.name):
-                table.on_barrier(barrier)
+                table.backfill.on_barrier(barrier)
         return barrier
 
     def returning(self, captured: Mapping[str, CapturedTable]) -> list[str]:
@@ -114,7 +125,7 @@ class QueryTables(Mapping[str, QueryTable]):
         """Leave out those of *parked* that are here. Durable on return."""
         found = {name: why for name, why in parked.items() if name in self._tables}
         for name in found:
-            self._tables[name].save()
+            self._tables[name].backfill.save(self._state.batch)
             del self._tables[name]
         self._parked |= found
         self._leave(found.keys())
@@ -132,32 +143,33 @@ class QueryTables(Mapping[str, QueryTable]):
             self._logs.drop(leaving, defer=True)
             self._state.save()
 
-    # -- history of tables that we keep ----------------------------------------------------------------------------
+    # -- versioned tables ------------------------------------------------------------------------------------------
 
     @property
     def is_late(self) -> bool:
-        """Whether the query must go on before the history of a table can be read that we keep: it is further on."""
-        return any(kept.is_late for kept in self.kept)
+        """Whether the query must go on before a versioned table can be read: that one is further on."""
+        return any(backfill.is_late for backfill in self.versioned.values())
 
     def readable_upto(self, limit: int) -> int:
-        """*limit*, or up to where the tables that we keep can be read."""
-        return min([limit, *(epoch for kept in self.kept if (epoch := kept.readable_epoch) is not None)])
+        """*limit*, or up to where the versioned tables can be read."""
+        readable = (backfill.readable_epoch for backfill in self.versioned.values())
+        return min([limit, *(epoch for epoch in readable if epoch is not None)])
 
     # -- state, status ---------------------------------------------------------------------------------------------
 
     def forget(self, epoch: int) -> None:
-        """Everything up to *epoch* is delivered: save that, so that the logs and the kept tables can forget it."""
+        """Everything up to *epoch* is delivered: save that, so that the logs and the versioned tables can forget it."""
         found = {name: table.unneeded(epoch) for name, table in self.items()}
         upto = {name: Epoch(keep) for name, keep in found.items() if keep is not None}
         self._logs.truncate(upto, defer=True)
         self.save()
-        for kept in self.kept:
-            kept.let_go()
+        for backfill in self.versioned.values():
+            backfill.release()
 
     def save(self) -> None:
         """Make durable what has changed."""
         for table in self.values():
-            table.save()
+            table.backfill.save(self._state.batch)
         if self._state.batch:
             self._state.save()
 

@@ -18,9 +18,10 @@ from headwater.backfill.cdc.external import external_table
 from headwater.backfill.cdc.mark import apply_filter, needs_order
 from headwater.backfill.errors import LogBehind
 from headwater.backfill.query import QueryOptions
+from headwater.backfill.snapshot.consume_upstream.upstream_table import UpstreamTable
 from headwater.backfill.snapshot.mark import apply_mark
 from headwater.backfill.snapshot.vnode_stream import VnodeStream
-from headwater.backfill.units import ChangeFilter, LogUnit, SnapshotUnit, SplitUnit
+from headwater.backfill.units import ChangeFilter, LogUnit, SnapshotUnit, SplitUnit, Unit, UpstreamUnit
 from headwater.capture.source_state import SourceState
 from headwater.control.request import leave_note
 from headwater.errors import HeadwaterError
@@ -32,19 +33,22 @@ from headwater.sources.snapshots import RemarkingSnapshots
 from headwater.sources.special_values import as_policy
 from headwater.sources.table import (
     COMMIT_TIMESTAMP_COLUMN,
-    FIELD_ID,
     POSITION_COLUMN,
     UNAVAILABLE_COLUMN,
     SourceTable,
     SpecialValues,
 )
 from headwater.sources.unavailable import with_parked
+from headwater.sources.written import POSITION_DTYPE, POSITION_TYPE
 from headwater.state import StateReader, open_reader
-from headwater.stream import VnodeBitmap, hash_keys
+from headwater.stream import Op, VnodeBitmap, hash_keys
 from headwater.versioned import VersionedTable
+from headwater.versioned.fitting import fitted
 
 LOG_COLUMNS = (POSITION_COLUMN, COMMIT_TIMESTAMP_COLUMN, UNAVAILABLE_COLUMN, OP, VNODE, SEQ, EPOCH)
 """What a change has after the table's own columns."""
+
+_TIME = pa.timestamp("us", tz="UTC")
 
 _log = logging.getLogger(__name__)
 
@@ -53,6 +57,15 @@ LOG_SECONDS = 120.0
 
 _stores: dict[str, StateReader] = {}
 _lock = threading.Lock()
+
+
+def read_unit(options: QueryOptions, unit: Unit) -> Iterator[pa.RecordBatch]:
+    """What a sink is given of *unit*: changes with :data:`LOG_COLUMNS`, rows of history without."""
+    if isinstance(unit, UpstreamUnit):
+        assert options.upstream is not None
+        rows = read_upstream(options.upstream, unit)
+        return (batch.select(unit.table.schema.names) for batch in rows) if unit.is_history else rows
+    return read_changes(options, unit) if isinstance(unit, LogUnit) else read_history(options, unit)
 
 
 def read_changes(
@@ -71,7 +84,7 @@ def read_changes(
         log = LogView.open(view, table.full_name)
         wanted = VnodeBitmap.from_ranges([range(unit.first_vnode, unit.end_vnode)], log.log.vnode_count)
         for stored in log.read_range(unit.after, unit.upto, wanted):
-            batch = conform(stored, table)
+            batch = _fitted(stored, table)
             if isinstance(unit.filter, ChangeFilter):
                 batch = apply_filter(batch, unit.filter, order, table.key_columns, unit.truncated)
             elif unit.filter is not None:
@@ -163,6 +176,65 @@ def changed_keys(options: QueryOptions, unit: SplitUnit) -> NDArray[np.uint64] |
     return np.unique(np.concatenate(hashes)) if hashes else np.empty(0, np.uint64)
 
 
+def read_upstream(upstream: UpstreamTable, unit: UpstreamUnit) -> Iterator[pa.RecordBatch]:
+    """The rows of *unit*: the columns of its table, then :data:`LOG_COLUMNS`; rows of a snapshot are inserts.
+
+    ``_position`` is the version as the table calls it (8 bytes), the number of the row in its unit (4) and 0 (4), big
+    endian; ``_epoch`` is that of the plan, by which sinks know what they have.
+
+    :raises RetentionMiss: they went after the unit was planned.
+    """
+    part, seq = unit.part, 0
+    if unit.is_history:
+        rows = upstream.snapshot(part.epoch, part.vnodes, start=part.start, end=part.end)
+    else:
+        rows = upstream.change_log(part.after, part.epoch, part.vnodes, start=part.start, end=part.end)
+    known: dict[int, tuple[int, int]] = {part.epoch: (unit.commit_version, unit.commit_time_us)}
+    for batch in rows:
+        yield _as_log(upstream, unit, batch, seq, known)
+        seq += batch.num_rows
+
+
+def _as_log(
+    upstream: UpstreamTable, unit: UpstreamUnit, batch: pa.RecordBatch, seq: int, known: dict[int, tuple[int, int]]
+) -> pa.RecordBatch:
+    count = batch.num_rows
+    names = batch.schema.names
+    if EPOCH in names:
+        epochs = batch.column(EPOCH).to_numpy()
+        ops = batch.column(OP)
+    else:
+        epochs = np.full(count, unit.part.epoch, np.uint64)
+        ops = pa.array(np.full(count, Op.INSERT, np.int8))
+    versions, times = np.zeros(count, np.uint64), np.zeros(count, np.int64)
+    for epoch in np.unique(epochs).tolist():
+        if epoch not in known:
+            known[epoch] = (upstream.commit_version(epoch), upstream.commit_time_us(epoch))
+        mask = epochs == epoch
+        versions[mask], times[mask] = known[epoch]
+    places = np.zeros(count, POSITION_DTYPE)
+    places["epoch"], places["row"] = versions, np.arange(seq + 1, seq + count + 1)
+    own = [_own(batch, field, names) for field in unit.table.schema]
+    added = {
+        POSITION_COLUMN: pa.Array.from_buffers(POSITION_TYPE, count, [None, pa.py_buffer(places)]),
+        COMMIT_TIMESTAMP_COLUMN: pa.array(times, pa.int64()).cast(_TIME),
+        UNAVAILABLE_COLUMN: pa.nulls(count, pa.string()),
+        OP: ops,
+        VNODE: batch.column(VNODE),
+        SEQ: pa.array(np.arange(seq, seq + count, dtype=np.uint32)),
+        EPOCH: pa.array(np.full(count, unit.epoch, np.uint64)),
+    }
+    fields = [pa.field(name, column.type) for name, column in added.items()]
+    return pa.RecordBatch.from_arrays([*own, *added.values()], schema=pa.schema([*unit.table.schema, *fields]))
+
+
+def _own(batch: pa.RecordBatch, field: pa.Field, names: list[str]) -> pa.Array:
+    if field.name not in names:
+        return pa.nulls(batch.num_rows, field.type)
+    column = batch.column(field.name)
+    return column if column.type == field.type else pc.cast(column, field.type)
+
+
 class CapturedLog:
     """The log of *table* in the store at *location*."""
 
@@ -178,7 +250,7 @@ class CapturedLog:
         """The changes after the epoch *after*, with the columns of *table*."""
         with self._store.snapshot() as view:
             for batch in LogView.open(view, self._name).read_range(after, view.epoch):
-                yield conform(batch, table)
+                yield _fitted(batch, table)
 
     def wait_for(self, until: CdcOffset | None) -> None:
         """Until the log has all changes that committed before *until*.
@@ -200,30 +272,13 @@ class CapturedLog:
             self._store.wait_for_epoch(epoch, 0.5)
 
 
-def conform(batch: pa.RecordBatch, table: SourceTable) -> pa.RecordBatch:
+def _fitted(batch: pa.RecordBatch, table: SourceTable) -> pa.RecordBatch:
     """*batch* of a log, perhaps of an earlier schema, with the columns that *table* has; what it had not is null."""
-    if (
-        batch.schema.names[: len(table.columns)] == table.schema.names
-        and batch.schema.field(len(table.columns)).name == POSITION_COLUMN
-    ):
-        wanted = pa.schema([*table.schema, *list(batch.schema)[len(table.columns) :]])
-        if batch.schema.types == wanted.types:
-            return batch
-    places = {
-        field.metadata[FIELD_ID]: place
-        for place, field in enumerate(batch.schema)
-        if field.metadata and FIELD_ID in field.metadata
-    }
-    arrays, fields = [], []
-    for field in table.schema:
-        place = places.get(field.metadata[FIELD_ID])
-        array = pa.nulls(batch.num_rows, field.type) if place is None else batch.column(place).cast(field.type)
-        arrays.append(array)
-        fields.append(field)
-    for name in LOG_COLUMNS:
-        arrays.append(batch.column(name))
-        fields.append(batch.schema.field(name))
-    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+    own, added = table.schema, [batch.schema.field(name) for name in LOG_COLUMNS]
+    wanted = pa.schema([*own, *added])
+    if batch.schema.names == wanted.names and batch.schema.types == wanted.types:
+        return batch
+    return pa.RecordBatch.from_arrays([*fitted(batch, own), *map(batch.column, LOG_COLUMNS)], schema=wanted)
 
 
 def _store(location: str) -> StateReader:

@@ -7,11 +7,15 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeAlias
 
+import numpy as np
+
+from headwater.backfill.snapshot.consume_upstream.upstream_table import Part, PartKind
 from headwater.backfill.snapshot.parts import VnodeFilter, VnodePart
 from headwater.sources.offset import CdcOffset
 from headwater.sources.snapshots import SnapshotMark, mark_from_json
 from headwater.sources.splits import Cut, KeyRange, SplitKind
 from headwater.sources.table import SourceTable
+from headwater.sources.written import POSITION_DTYPE
 
 
 class Rule(Enum):
@@ -136,7 +140,48 @@ class SnapshotUnit:
     columns: tuple[str, ...] | None = None
 
 
-Unit: TypeAlias = LogUnit | SplitUnit | SnapshotUnit
+@dataclass(frozen=True, slots=True)
+class UpstreamUnit:
+    """Rows of an upstream table: of its snapshot, or of its change log.
+
+    :ivar table: as it is at the end of the part. :ivar plan: the number of the plan.
+    :ivar epoch: of the plan, in the order of plans: what sinks know the batch by.
+    :ivar replaces: the table is read once more: what came before this plan is void.
+    :ivar commit_version: of the part's last epoch, as the table calls it. :ivar commit_time_us: when that was.
+    """
+
+    table: SourceTable
+    part: Part
+    plan: int
+    epoch: int
+    replaces: bool
+    commit_version: int
+    commit_time_us: int
+
+    @property
+    def rows(self) -> int:
+        """About how many it reads."""
+        return self.part.rows
+
+    @property
+    def is_history(self) -> bool:
+        """Whether its rows are of the snapshot."""
+        return self.part.kind is PartKind.SNAPSHOT
+
+    @property
+    def position(self) -> bytes:
+        """The ``_position`` of rows of the snapshot: before every row of a later version."""
+        position = np.zeros(1, POSITION_DTYPE)
+        position["epoch"] = self.commit_version
+        return position.tobytes()
+
+    @property
+    def truncated(self) -> tuple[int, int] | None:
+        """Epoch and seq before which all rows of the table are void; ``None``: none are."""
+        return (self.epoch, 0) if self.replaces else None
+
+
+Unit: TypeAlias = LogUnit | SplitUnit | SnapshotUnit | UpstreamUnit
 
 
 def covered(ranges: Sequence[KeyRange]) -> list[KeyRange]:

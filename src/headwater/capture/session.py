@@ -24,7 +24,7 @@ from headwater.capture.options import CaptureOptions, OnRewrite
 from headwater.capture.renewal import TableRenewals, present_tables, reason_of
 from headwater.capture.source_state import SourceRecord, TableState
 from headwater.capture.statistics import CaptureStatistics
-from headwater.capture.stream_errors import StoreTaken
+from headwater.capture.stream_records import StoreTaken
 from headwater.control.command import (
     AddTables,
     CompactLog,

@@ -22,8 +22,7 @@ import pyarrow.compute as pc
 
 from headwater import failpoints
 from headwater.capture.source_state import CapturedTable, SourceRecord, SourceState, TableState
-from headwater.capture.stream_errors import StoreTaken, StreamColumns
-from headwater.capture.stream_records import StreamBatch, StreamRecords
+from headwater.capture.stream_records import StoreTaken, StreamBatch, StreamColumns, StreamRecords
 from headwater.log_store import KvLogStoreFactory, KvLogStoreWriter
 from headwater.log_store.columns import OP
 from headwater.log_store.log_events import TRUNCATE

@@ -18,14 +18,14 @@ from headwater.capture.options import OnRewrite
 from headwater.cli.terminal import amount, err
 from headwater.control.command import AddTables
 from headwater.control.request import ask_capture
+from headwater.databases.secret_files import in_file
+from headwater.databases.timeouts import TIMEOUT_SECONDS
 from headwater.errors import InputError
 from headwater.sources.dsn import current_dsn, has_password
 from headwater.sources.evolution import SchemaPolicy
 from headwater.sources.open import open_source
-from headwater.sources.secret_files import in_file
 from headwater.sources.table import SpecialValues
 from headwater.sources.target_names import path_component
-from headwater.sources.timeouts import TIMEOUT_SECONDS
 from headwater.state.location import split_location
 from headwater.stopping import stop_on_signals
 from headwater.system.memory import keep_freed_memory

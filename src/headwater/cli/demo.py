@@ -25,7 +25,7 @@ from rich.text import Text
 
 from headwater.cli.terminal import amount, err, out
 from headwater.errors import HeadwaterError
-from headwater.sources.open import mysql_driver, postgres_driver
+from headwater.sources.open import Family, driver
 
 if TYPE_CHECKING:
     from headwater.backfill.progress import TableProgress
@@ -47,8 +47,8 @@ def demo(
     from headwater.demo.run import DemoOptions, run_demo
 
     with (
-        postgres_driver(),
-        mysql_driver(),
+        driver(Family.POSTGRES),
+        driver(Family.MYSQL),
         _Interrupts() as interrupts,
         _folder(keep) as folder,
         _Screen() as screen,

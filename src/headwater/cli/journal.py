@@ -20,12 +20,12 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from headwater.cli.journal_export import SECRET_NAMES, export_jsonl, export_markdown, hide, when
 from headwater.cli.terminal import err, fail, out
 from headwater.errors import InputError, NotFoundError
 from headwater.journal.damage import Verification, repair, rescue, verify
 from headwater.journal.entry import SEGMENT_START, Entry, Rewound, is_id
 from headwater.journal.errors import JournalError, SegmentNotFoundError
-from headwater.journal.export import SECRET_NAMES, export_jsonl, export_markdown, hide, when
 from headwater.journal.fork import children, fork_at, origin_of
 from headwater.journal.fork import fork as fork_whole
 from headwater.journal.fs_store import FsStore
@@ -103,19 +103,19 @@ def _as_json(entry: Entry) -> str:
     return json.dumps(fields, ensure_ascii=not unicode)
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """*text* without characters that steer a terminal: a journal holds what others wrote."""
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
 
 
 def _short(entry: Entry) -> str:
     text = json.dumps(dict(entry.fields), ensure_ascii=False, separators=(", ", ": "))[1:-1]
-    return _printable(text if len(text) <= 300 else text[:299] + "…")
+    return printable(text if len(text) <= 300 else text[:299] + "…")
 
 
 def entry_line(entry: Entry) -> str:
     """An entry for a person."""
-    return f"{entry.seq:>7}  {_when(entry.ts)}  {_printable(entry.kind)}  {_short(entry)}"
+    return f"{entry.seq:>7}  {_when(entry.ts)}  {printable(entry.kind)}  {_short(entry)}"
 
 
 @app.callback()
@@ -155,7 +155,7 @@ def list_(
 
 def _print_session(session: str, rows: list[dict[str, Any]]) -> None:
     pipeline = next((row["pipeline"] for row in rows if row["pipeline"]), None)
-    title = f"Session {session}" + (f", pipeline {escape(_printable(str(pipeline)))}" if pipeline else "")
+    title = f"Session {session}" + (f", pipeline {escape(printable(str(pipeline)))}" if pipeline else "")
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     for column, width in (("segment", 36), ("entries", 7), ("bytes", 5), ("changed (UTC)", 16)):
         # Never cut short: an id has to be copied.
@@ -223,7 +223,7 @@ def show(
     for column in ("seq", "time (UTC)", "kind", "fields"):
         table.add_column(column, justify="right" if column == "seq" else "left", no_wrap=column != "fields")
     for entry in picked:
-        table.add_row(str(entry.seq), _when(entry.ts), Text(_printable(entry.kind)), Text(_short(entry)))
+        table.add_row(str(entry.seq), _when(entry.ts), Text(printable(entry.kind)), Text(_short(entry)))
     out.print(table)
 
 
@@ -364,10 +364,15 @@ def export_(
     raw: Annotated[bool, typer.Option("--raw", help="Hide nothing, not even passwords.")] = False,
 ) -> None:
     """Write a segment's entries for use elsewhere; secrets are hidden."""
-    redact = None if raw else hide((*SECRET_NAMES, *(hidden or ())))
-    export = export_jsonl if form == "jsonl" else export_markdown
     with open_existing(root) as store:
-        lines = export(store, *_resolve(store, segment), redact=redact)
+        ids = _resolve(store, segment)
+        entries = store.iter(*ids)
+        if not raw:
+            entries = map(hide((*SECRET_NAMES, *(hidden or ()))), entries)
+        lines = export_jsonl(entries)
+        if form == "markdown":
+            title = f"# Segment {ids[1]}\n\nSession {ids[0]}\n"
+            lines = itertools.chain([title], export_markdown(entries))
         if output is None:
             if isinstance(sys.stdout, io.TextIOWrapper):
                 sys.stdout.reconfigure(encoding="utf-8")

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Final
@@ -15,13 +16,13 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from headwater.cli.journal import entry_line
+from headwater.cli.journal import entry_line, printable
 from headwater.cli.terminal import err, out
 from headwater.errors import InputError
 from headwater.journal.entry import Entry
 from headwater.pipeline.config import DEFAULT_FILE, PipelineConfig, load
 from headwater.pipeline.errors import NotStarted
-from headwater.pipeline.run_journal import Run, RunCommand, read_runs, run_entries
+from headwater.pipeline.run_journal import Run, RunCommand, read_runs, run_entries, run_traces
 from headwater.pipeline.supervision import LOCK_FILE, RUN_FOLDER
 from headwater.system.owner_lock import current_owner
 
@@ -37,19 +38,26 @@ def runs(
         bool,
         typer.Option("--follow", "-f", help="Print entries as they are written: of RUN until it ends, else of all."),
     ] = False,
+    trace: Annotated[
+        bool, typer.Option("--trace", help="Print the tracebacks of the errors of RUN (default: the newest).")
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print JSON for machines; with --follow one entry a line.")
     ] = False,
 ) -> None:
     """Show what the runs of a pipeline did: begin, end, rows, restarts, errors, commands and who gave them."""
+    if follow and trace:
+        raise InputError("--follow prints entries and --trace tracebacks.", next_step="Name one of the two.")
     config = load(pipeline)
     known = _read(config)
-    if run is not None or follow:
+    if run is not None or follow or trace:
         if not known:
             raise NotStarted(f"{config.name} has never run.", next_step="Start it: headwater run")
         chosen = _choose(known, run)
         if follow:
             _follow(config, chosen, only=run is not None, as_json=as_json)
+        elif trace:
+            _print_traces(config, chosen, as_json=as_json)
         elif as_json:
             typer.echo(json.dumps(chosen.to_json()))
         else:
@@ -113,6 +121,19 @@ def _command(command: RunCommand) -> str:
     detail = ", ".join(f"{name}={value}" for name, value in command.detail.items() if value)
     words = f"{command.name}({detail}) by {command.asked_by}"
     return words if command.problem is None else f"{words}, refused: {command.problem}"
+
+
+def _print_traces(config: PipelineConfig, run: Run, *, as_json: bool) -> None:
+    traces = run_traces(config.work, run)
+    if as_json:
+        typer.echo(json.dumps([asdict(trace) for trace in traces]))
+        return
+    if not traces:
+        out.print(f"run {run.number} has no tracebacks", markup=False)
+    for trace in traces:
+        head = f"{_time(trace.at_ms)}  {trace.part}: {trace.event}"
+        for line in (head, *trace.trace.splitlines(), ""):
+            typer.echo(printable(line))
 
 
 def _follow(config: PipelineConfig, run: Run, *, only: bool, as_json: bool) -> None:

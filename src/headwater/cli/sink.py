@@ -19,7 +19,6 @@ from headwater.pipeline.sink_commands import add_sink as add
 from headwater.pipeline.sink_commands import dead_letters, replay
 from headwater.pipeline.status import read_status
 from headwater.sinks.dead_letters import REASON
-from headwater.sources.target_names import table_of_directory
 
 app = typer.Typer(help="Look after the sinks of a pipeline, one by one.", no_args_is_help=True)
 
@@ -79,11 +78,6 @@ def retry(sink: Name, pipeline: FileOption = Path(DEFAULT_FILE), as_json: Json =
     _done(as_json, sink, result, f"is started{back}")
 
 
-def _name_of(directory: str) -> str:
-    """The table of a directory of dead letters, where its name says it."""
-    return ".".join(part for part in table_of_directory(directory) or (directory,) if part)
-
-
 @app.command()
 def letters(
     sink: Name,
@@ -92,14 +86,12 @@ def letters(
     as_json: Json = False,
 ) -> None:
     """The rows that a sink refused and that were parked, and why."""
-    found = dead_letters(load(pipeline), sink)
     told: list[dict[str, Any]] = []
-    for directory in found.tables():
-        table = found.rows(directory)
+    for name, table in dead_letters(load(pipeline), sink).items():
         reasons = table.group_by(REASON).aggregate([([], "count_all")]).to_pylist()
         told.append(
             {
-                "table": _name_of(directory),
+                "table": name,
                 "rows": table.num_rows,
                 "reasons": {one[REASON]: one["count_all"] for one in reasons},
                 "shown": [{key: str(value) for key, value in row.items()} for row in table.slice(0, rows).to_pylist()],

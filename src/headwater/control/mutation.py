@@ -9,10 +9,10 @@ from headwater.control.command import (
     ResumeBackfill,
     ThrottleBackfill,
 )
-from headwater.stream.mutation import ALL_TARGETS, Pause, Resnapshot, Resume, TargetMutation, Throttle
+from headwater.stream.mutation import ALL_TARGETS, Mutation, Pause, Resnapshot, Resume, Throttle
 
 
-def mutation_of(command: QueryCommand, table: str | None = None) -> TargetMutation:
+def mutation_of(command: QueryCommand, table: str | None = None) -> Mutation:
     """The mutation for *table*; ``None``: for all tables of the query.
 
     :raises BarrierError: values that contradict each other.

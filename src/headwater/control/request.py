@@ -190,12 +190,15 @@ class Inbox:
         return unanswered
 
     def finish(self, request: Request, answers: Answers) -> None:
-        """Remove a request whose answer is sealed; :meth:`take_served` has it then."""
+        """Remove a request whose answer is sealed; :meth:`take_served` has it then. Once: any thread can call it."""
         failpoints.hit(BEFORE_REMOVE)
-        with suppress(TransientError):  # it is tried again with the next look
-            _remove(self._board, request.id)
-            self._served.append(Served(request, answers.problem(request.id)))
-        self._forget(request)
+        with self._looking:  # else a look that has listed it before would bring it back
+            if request.name not in self._requests:
+                return
+            with suppress(TransientError):  # it is tried again with the next look
+                _remove(self._board, request.id)
+                self._served.append(Served(request, answers.problem(request.id)))
+            self._forget(request)
 
     def take_served(self) -> list[Served]:
         """The requests that were answered since the last call, to any target. Any thread."""

@@ -11,10 +11,10 @@ import signal
 import sys
 import threading
 from typing import Any, Final
-from urllib.parse import parse_qsl, urlsplit
 
 import pymysql
 
+from headwater.databases.mysql import MySqlAddress
 from headwater.demo.databases import DSN_VARIABLE
 from headwater.demo.pace import TRANSACTIONS_PER_SECOND, paced
 
@@ -60,8 +60,8 @@ def create(dsn: str, rows: int) -> int:
 
 def connect(dsn: str) -> pymysql.Connection[Any]:
     """A session of the application."""
-    options = dict(parse_qsl(urlsplit(dsn).query))
-    return pymysql.connect(user="root", unix_socket=options["unix_socket"], autocommit=True, charset="utf8mb4")
+    socket = MySqlAddress(dsn).options["unix_socket"]
+    return pymysql.connect(user="root", unix_socket=socket, autocommit=True, charset="utf8mb4")
 
 
 def held_bytes(session: pymysql.Connection[Any]) -> int:

@@ -6,10 +6,11 @@ tells of it, it reads from the stores and the mirror, as any process may.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,19 +19,97 @@ from types import ModuleType
 from typing import Final, Protocol
 
 import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
 
 from headwater.backfill.control import status
 from headwater.backfill.progress import Phase, TableProgress, merged
 from headwater.demo.databases import DSN_VARIABLE, Database, database_of
-from headwater.demo.latency import Changes, MirrorCommits, percentile
-from headwater.demo.processes import DemoProcess
 from headwater.demo.summary import Summary
 from headwater.errors import HeadwaterError
-from headwater.log_store import KvLogStoreReader
+from headwater.log_store import KvLogStoreReader, LogView
 from headwater.pipeline.config import PipelineConfig, load
 from headwater.pipeline.verify import Findings, Verification
+from headwater.sources.table import COMMIT_TIMESTAMP_COLUMN, POSITION_COLUMN
 from headwater.spark.spark_version import check_spark
-from headwater.state import open_reader
+from headwater.state import Snapshot, open_reader
+from headwater.system.child import Child
+from headwater.system.process import descendants
+
+Numbers = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """The changes of one log, to measure how long each took.
+
+    From their commit at the source, as the log has it, to the commit of the mirror's table that brought them. Both are
+    of this machine's clock.
+
+    :ivar epochs: the epoch of each. :ivar committed_ms: when each was committed. :ivar doubled: how many it has twice.
+    """
+
+    epochs: NDArray[np.uint64]
+    committed_ms: Numbers
+    doubled: int
+
+    @classmethod
+    def read(cls, view: Snapshot, log: str) -> Changes:
+        """All that the log still has."""
+        shown = LogView.open(view, log)
+        batches = list(shown.read_range(shown.bounds().gone, shown.sealed))
+        if not batches:
+            return cls(np.zeros(0, np.uint64), np.zeros(0), 0)
+        epochs = np.concatenate([batch.column("_epoch").to_numpy() for batch in batches])
+        times = np.concatenate([batch.column(COMMIT_TIMESTAMP_COLUMN).cast(pa.int64()).to_numpy() for batch in batches])
+        positions = pa.chunked_array([batch.column(POSITION_COLUMN) for batch in batches])
+        return cls(epochs, times / 1000, len(epochs) - len(positions.unique()))
+
+
+@dataclass(frozen=True, slots=True)
+class MirrorCommits:
+    """The commits of one Delta table.
+
+    :ivar epochs: of those that brought changes, in order: up to which epoch. :ivar visible_ms: when they could be seen.
+    :ivar history_ms: when the last one that brought history could be seen; 0 before the first.
+    """
+
+    epochs: NDArray[np.uint64]
+    visible_ms: Numbers
+    history_ms: float
+
+    @classmethod
+    def read(cls, table: Path) -> MirrorCommits:
+        found = list(_commits(table / "_delta_log"))
+        changes = sorted((version, visible) for kind, version, visible in found if kind == "changes")
+        return cls(
+            np.array([version for version, _ in changes], np.uint64),
+            np.array([visible for _, visible in changes], np.float64),
+            max((visible for kind, _, visible in found if kind == "history"), default=0.0),
+        )
+
+    def latencies(self, changes: Changes, since_ms: float, until_ms: float) -> Numbers:
+        """Of the changes that were committed in ``[since, until)`` and that the mirror has, in milliseconds."""
+        wanted = (changes.committed_ms >= since_ms) & (changes.committed_ms < until_ms)
+        places = np.searchsorted(self.epochs, changes.epochs[wanted])
+        there = places < len(self.epochs)
+        made: Numbers = self.visible_ms[places[there]] - changes.committed_ms[wanted][there]
+        return made
+
+
+def _commits(log: Path) -> Iterator[tuple[str, int, float]]:
+    """What each commit brought: its kind, up to which epoch or plan, and when it could be seen."""
+    for path in log.glob("*.json"):
+        visible = path.stat().st_mtime_ns / 1e6
+        for line in path.read_text().splitlines():
+            told = json.loads(line).get("txn")
+            if told is not None:
+                yield told["appId"].rpartition("/")[2], int(told["version"]), visible
+
+
+def percentile(values: Numbers, share: float) -> float:
+    return round(float(np.percentile(values, share)), 1) if len(values) else 0.0
+
 
 SPOIL: Final = "HEADWATER_DEMO_SPOIL"
 """An environment variable for tests of the demo: with any value, rows of the mirror are changed before the check."""
@@ -56,6 +135,8 @@ _BACKFILL_SECONDS: Final = 600.0
 _DRAIN_SECONDS: Final = 180.0
 _STOP_SECONDS: Final = 60.0
 _INTERRUPT_SECONDS: Final = 20.0
+_WRITER_SECONDS: Final = 30.0
+_WRITER, _RUN = "writer", "run"
 
 
 class Show(Protocol):
@@ -163,8 +244,8 @@ class _Course:
         return self._config.query(self._config.sink[0])
 
     def run(self) -> Summary:
-        self._writer = self._child("writer", ["-m", self._shop.PROCESS, "1", str(self._options.rate)])
-        self._pipeline = self._child("run", ["-m", "headwater.cli.main", "run", "pipeline.toml"])
+        self._writer = self._child(_WRITER, ["-m", self._shop.PROCESS, "1", str(self._options.rate)])
+        self._pipeline = self._child(_RUN, ["-m", "headwater.cli.main", "run", "pipeline.toml"])
         self._show.say("headwater run: the history is read while the shop goes on …")
         self._until(self._is_reading, _START_SECONDS, "The pipeline did not start")
         self._times.reading_ms = time.time() * 1000
@@ -178,13 +259,20 @@ class _Course:
         self._show.say("comparing every row of the source with the mirror …")
         found = list(Verification(self._config).run(progress=self._show.checked))
         self._show.say("stopping …")
-        self._pipeline.stop(_STOP_SECONDS)
+        self._pipeline.stop_all(_STOP_SECONDS, self._hurry)
         return self._summary(found, transactions)
 
-    def _child(self, name: str, arguments: list[str]) -> DemoProcess:
-        child = DemoProcess(arguments, self._environment, self._folder, self._folder / f"{name}.log", self._hurry)
-        self._stack.callback(child.stop, _INTERRUPT_SECONDS)
+    def _child(self, name: str, arguments: list[str]) -> Child:
+        child = Child(arguments, log=self._log(name), folder=self._folder, environment=self._environment)
+        self._stack.callback(child.stop_all, _INTERRUPT_SECONDS, self._hurry)
         return child
+
+    def _log(self, name: str) -> Path:
+        return self._folder / f"{name}.log"
+
+    def _tail(self, name: str, lines: int = 20) -> str:
+        """The end of what a process wrote."""
+        return "\n".join(self._log(name).read_text(errors="replace").splitlines()[-lines:])
 
     # -- while it runs ---------------------------------------------------------------------------------------------
 
@@ -194,11 +282,13 @@ class _Course:
         self._look()
         while not done():
             if not self._pipeline.is_running or not self._writer.is_running:
-                who = self._writer if self._pipeline.is_running else self._pipeline
-                raise HeadwaterError(f"A process of the demo has ended:\n{who.tail()}", next_step=f"See {who.output}.")
+                name = _WRITER if self._pipeline.is_running else _RUN
+                raise HeadwaterError(
+                    f"A process of the demo has ended:\n{self._tail(name)}", next_step=f"See {self._log(name)}."
+                )
             if time.monotonic() > deadline:
                 raise HeadwaterError(
-                    f"{problem} within {seconds:.0f} s:\n{self._pipeline.tail()}", next_step="Try again with --keep."
+                    f"{problem} within {seconds:.0f} s:\n{self._tail(_RUN)}", next_step="Try again with --keep."
                 )
             time.sleep(_LOOK_SECONDS)
             self._look()
@@ -233,7 +323,7 @@ class _Course:
         """As ``kill -9`` does it: the supervisor of the pipeline starts it again."""
         with open_reader(self._store) as reader:
             owner = reader.owner()
-        if owner is None or not self._pipeline.has(owner.pid):
+        if owner is None or owner.pid not in descendants(self._pipeline.pid):
             raise HeadwaterError("The process that captures was not found.", next_step="Try again with --keep.")
         os.kill(owner.pid, signal.SIGKILL)
         killed, self._kills = time.monotonic(), 1
@@ -271,15 +361,15 @@ class _Course:
     def _rest(self) -> int:
         """End the shop, and wait until all of it is delivered. How many transactions it committed."""
         self._times.rest_ms = time.time() * 1000
-        self._writer.stop(30)
+        self._writer.stop_all(_WRITER_SECONDS, self._hurry)
         self._show.say("the shop rests; the mirror catches up …")
         self._drain()
-        return int(self._writer.tail(1))
+        return int(self._tail(_WRITER, 1))
 
     def _drain(self) -> None:
         if not Verification(self._config).wait(_DRAIN_SECONDS):
             raise HeadwaterError(
-                f"The mirror did not catch up within {_DRAIN_SECONDS:.0f} s:\n{self._pipeline.tail()}",
+                f"The mirror did not catch up within {_DRAIN_SECONDS:.0f} s:\n{self._tail(_RUN)}",
                 next_step="Try again with --keep.",
             )
 

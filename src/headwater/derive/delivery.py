@@ -22,6 +22,7 @@ from headwater.sinks.sink import Committed, Sink, Staged, Token
 from headwater.sources.table import SourceTable
 from headwater.spark.kept_rows import KeptPlace, KeptRead, places_of, vnode_cuts
 from headwater.spark.types import spark_schema
+from headwater.system.clock import Clock
 from headwater.versioned import VersionedTable
 
 if TYPE_CHECKING:
@@ -56,9 +57,11 @@ class DerivedDelivery:
     parks_rows = False
     may_park = ()
 
-    def open_planner(self, recover: Recover, parked: Callable[[], Mapping[str, str]], slots: Slots) -> DerivedPlanner:
+    def open_planner(
+        self, recover: Recover, parked: Callable[[], Mapping[str, str]], slots: Slots, clock: Clock
+    ) -> DerivedPlanner:
         """The planner of its batches. An earlier one is fenced."""
-        return DerivedPlanner(self, recover, slots)
+        return DerivedPlanner(self, recover, slots, clock)
 
     def commit_parked(self, parked: Sequence[Staged]) -> None:
         """There are none."""

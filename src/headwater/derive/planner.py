@@ -16,7 +16,6 @@ pinned at E0, by a pin that outlives this process: a batch that a crash cut shor
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -38,6 +37,7 @@ from headwater.sinks.errors import SinkBehind
 from headwater.sinks.sink import Committed
 from headwater.sources.table import SourceTable
 from headwater.state import open_reader
+from headwater.system.clock import Clock, Wait
 from headwater.versioned import NotComplete, TableNotKept, VersionedTable
 
 if TYPE_CHECKING:
@@ -88,8 +88,9 @@ class DerivedPlanner:
     :raises FunctionChanged: the function is not the one that made what was delivered.
     """
 
-    def __init__(self, delivery: DerivedDelivery, recover: Recover, slots: Slots) -> None:
-        self._delivery, self._derivation, self._slots = delivery, delivery.derivation, slots
+    def __init__(self, delivery: DerivedDelivery, recover: Recover, slots: Slots, clock: Clock) -> None:
+        self._delivery, self._derivation = delivery, delivery.derivation
+        self._slots, self._clock = slots, clock
         self._made_by = fingerprint(delivery.function, delivery.derivation.tables)
         self._unit: DerivedUnit | None = None
         self._look_at = 0.0
@@ -119,24 +120,24 @@ class DerivedPlanner:
         ends = [end.epoch for end in committed if end.epoch == self._state.record.planned]
         return QueryOffset(max([self.epoch, *ends]), _PLAN), None
 
-    def advance(self, start: QueryOffset, *, timeout: float = 0.0, upto: int | None = None) -> QueryOffset:
-        """Where the batch after *start* ends, which is sealed; *start* when there is none for *timeout* seconds.
+    def plan(self, start: QueryOffset, *, upto: int | None = None) -> QueryOffset:
+        """Where the batch after *start* ends, which is sealed; *start* when there is none now: see :attr:`wait`.
 
         :param upto: no epochs after this one, but for the first result.
         :raises EpochLost: the tables have gone on without it.
         """
         self._mark_delivered(start.epoch)
-        deadline = time.monotonic() + timeout
-        while True:
-            if time.monotonic() >= self._look_at:
-                self._unit = self._next(upto)
-                if self._unit is not None:
-                    return QueryOffset(self._unit.epoch, _PLAN)
-                self._rest()
-            left = deadline - time.monotonic()
-            if left <= 0 or self.returning:
-                return start
-            time.sleep(min(left, max(self._look_at - time.monotonic(), _LOOK_SECONDS)))
+        if self._clock.monotonic() >= self._look_at:
+            self._unit = self._next(upto)
+            if self._unit is not None:
+                return QueryOffset(self._unit.epoch, _PLAN)
+            self._rest()
+        return start
+
+    @property
+    def wait(self) -> Wait:
+        """What to wait for when nothing was planned."""
+        return Wait(max(self._look_at - self._clock.monotonic(), _LOOK_SECONDS))
 
     def units(self, start: QueryOffset, end: QueryOffset) -> list[DerivedUnit]:
         """The batch that was planned."""
@@ -229,7 +230,7 @@ class DerivedPlanner:
                 wanted = 0
                 continue
             self._derivation.check([table.table(epoch) for table in tables])
-            return self._sealed(0, epoch, None, time.monotonic())
+            return self._sealed(0, epoch, None, self._clock.monotonic())
         return None  # the tables moved on while they were pinned: the next look tries again
 
     def _following(self, tables: Sequence[VersionedTable], upto: int | None) -> DerivedUnit | None:
@@ -240,11 +241,11 @@ class DerivedPlanner:
         self._be(Phase.LIVE)
         if epoch <= before:
             return None
-        began = time.monotonic()
+        began = self._clock.monotonic()
         self._pin_again(tables, before)
         affected = self._affected(tables, before, epoch)
         if not affected.count:
-            if time.time() - record.updated_ms / 1000 >= _STALE_SECONDS:  # worth a seal only now and then
+            if self._clock.unix_ms() - record.updated_ms >= _STALE_SECONDS * 1000:  # worth a seal only now and then
                 self._delivered(epoch, 0, began)
             return None
         return self._sealed(before, epoch, affected, began)
@@ -273,20 +274,20 @@ class DerivedPlanner:
         if epoch <= self.epoch:
             return
         failpoints.hit(AFTER_DELIVER)
-        rows, began = (0, time.monotonic()) if unit is None else (unit.rows, unit.began)
+        rows, began = (0, self._clock.monotonic()) if unit is None else (unit.rows, unit.began)
         self._delivered(epoch, rows, began)
         self._be(Phase.LIVE)
         self._rest()
 
     def _delivered(self, epoch: int, rows: int, began: float) -> None:
         record = self._state.record
-        seconds = round(time.monotonic() - began, 3)
+        seconds = round(self._clock.monotonic() - began, 3)
         self._state.put(replace(record, delivered=epoch, rows=record.rows + rows, seconds=seconds))
         with suppress(NotComplete, TableNotKept), self._delivery.opened() as tables:
             self._pin(tables, epoch)
 
     def _rest(self) -> None:
-        self._look_at = time.monotonic() + (self._delivery.interval_seconds if self.epoch else _WAITING_SECONDS)
+        self._look_at = self._clock.monotonic() + (self._delivery.interval_seconds if self.epoch else _WAITING_SECONDS)
 
     # -- pins ------------------------------------------------------------------------------------------------------
 

@@ -19,18 +19,18 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from json import JSONDecodeError, JSONDecoder, JSONEncoder
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 from zlib import crc32
 
 from headwater.journal.entry import EMPTY, RESERVED, SEGMENT_START, Entry, Head, Limits
-from headwater.journal.errors import EntryTooLargeError, InvalidEntryError, SerialisationError
+from headwater.journal.errors import EntryTooLargeError, InvalidEntryError
 
 VERSION = 1
 MAX_DEPTH = 128
-_CARRIED_DEPTH = 4  # a fork carries the fields of its parent's entries so much deeper, inside its first entry
-BROKEN_BATCH = "a batch before it is incomplete, or its own begin is missing"
-_SHAPE = "not an entry: v, seq, ts, kind, batch, key or crc is missing or of another type"
 CRC_TAIL = len(',"crc":"00000000"}')
+_CARRIED_DEPTH = 4  # a fork carries the fields of its parent's entries so much deeper, inside its first entry
+_SHAPE = "not an entry: v, seq, ts, kind, batch, key or crc is missing or of another type"
+NO_CRC = "does not end in a checksum"
 _MAX_KIND = 200
 _SCALARS = frozenset({str, int, float, bool, type(None)})
 _TEXT = frozenset({str})
@@ -40,27 +40,26 @@ _VERSION_PATTERN = re.compile(rb'\{"v":(\d{1,9})[,}]')
 
 
 class DamagedLineError(Exception):
-    """A line is not what an encoder wrote; the text says why. Turned into `CorruptError` by who knows the place."""
+    """A line is not what an encoder wrote; the text says why. The reader that knows its position adds that."""
 
 
 class NewerLineError(DamagedLineError):
     """A line of a later format version; the text is the version."""
 
 
-class Prepared:
-    """An entry, checked and encoded as far as possible without knowing its place."""
+# -- entries to lines ----------------------------------------------------------------------------------------------
 
-    __slots__ = ("key", "kind", "rest", "ts")
 
-    def __init__(self, ts: int | None, kind: bytes, rest: bytes, key: str | None) -> None:
-        self.ts = ts
-        self.kind = kind
-        self.rest = rest
-        self.key = key
+class Prepared(NamedTuple):
+    """An entry, checked and encoded as far as possible without knowing its position."""
+
+    ts: int | None
+    kind: bytes
+    rest: bytes
 
 
 def _make_encoder() -> Callable[[object], str]:
-    """`JSONEncoder.encode` builds its C encoder anew for each call, a third of the price of an append; keep one."""
+    """`JSONEncoder.encode` builds its C encoder again for each call, a third of the price of an append; keep one."""
     slow = JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     make = getattr(json.encoder, "c_make_encoder", None)
     if make is None:
@@ -73,17 +72,13 @@ def _make_encoder() -> Callable[[object], str]:
 _to_json = _make_encoder()
 
 
-def _check_names(names: Mapping[Any, object]) -> None:
-    if not _TEXT.issuperset(map(type, names)):
-        raise SerialisationError("Received a mapping key that is not a text, which JSON cannot keep.")
-
-
 def _check_nested(value: object, depth: int) -> None:
     """Refuse what `json` would change or what a reader could not take: other keys than text, endless nesting."""
     if depth > MAX_DEPTH:
-        raise SerialisationError(f"The entry is nested deeper than {MAX_DEPTH} levels.")
+        raise InvalidEntryError(f"The entry is nested deeper than {MAX_DEPTH} levels.")
     if isinstance(value, dict):
-        _check_names(value)
+        if not _TEXT.issuperset(map(type, value)):
+            raise InvalidEntryError("Received a mapping key that is not a text, which JSON cannot keep.")
         value = value.values()
     elif not isinstance(value, list | tuple):
         return  # the encoder takes it (a subclass of str, say) or refuses it
@@ -93,12 +88,6 @@ def _check_nested(value: object, depth: int) -> None:
                 _check_nested(item, depth + 1)
 
 
-def _as_dict(fields: object) -> dict[str, Any]:
-    if not isinstance(fields, Mapping):
-        raise InvalidEntryError(f"Received fields of type {type(fields).__name__}; valid is a mapping.")
-    return dict(fields)
-
-
 @functools.lru_cache(maxsize=512)
 def _kind_bytes(kind: str) -> bytes:
     if not kind or len(kind) > _MAX_KIND:
@@ -106,14 +95,24 @@ def _kind_bytes(kind: str) -> bytes:
     return _to_json(kind).encode()
 
 
+def _check_type(entry: object) -> None:
+    match entry:
+        case Entry(kind=str(), fields=dict() | Mapping()):
+            return
+    raise InvalidEntryError(
+        f"Received an entry of type {type(entry).__name__}; valid is Entry with a text as kind, a mapping as fields."
+    )
+
+
 def prepare(entry: Entry, limits: Limits, key: str | None = None) -> Prepared:
     """Check and encode *entry*; what a store set in it (seq, crc, key, batch) does not count.
 
-    :raises InvalidEntryError: a reserved field name, a bad kind, time or key.
-    :raises SerialisationError: not JSON: NaN, lone surrogates, foreign types, too deep.
+    :raises InvalidEntryError: a reserved field name, a bad kind, time or key; not JSON: NaN, lone surrogates, foreign
+        types, too deep.
     :raises EntryTooLargeError: above `limits.entry_bytes`.
     """
-    fields = entry.fields if isinstance(entry.fields, dict) else _as_dict(entry.fields)
+    _check_type(entry)
+    fields = entry.fields if isinstance(entry.fields, dict) else dict(entry.fields)
     if not RESERVED.isdisjoint(fields):
         names = ", ".join(sorted(RESERVED & fields.keys()))
         raise InvalidEntryError(
@@ -122,62 +121,37 @@ def prepare(entry: Entry, limits: Limits, key: str | None = None) -> Prepared:
     ts = entry.ts
     if ts is not None and (type(ts) is not int or not 0 <= ts < 1 << 63):
         raise InvalidEntryError("Received a ts that is not milliseconds since 1970.")
-    if not isinstance(entry.kind, str):
-        raise InvalidEntryError(f"Received a kind of type {type(entry.kind).__name__}; valid is str.")
+    if key is not None and (type(key) is not str or not 0 < len(key) <= _MAX_KIND):
+        raise InvalidEntryError(f"Received an idempotency key that is not a text of 1 … {_MAX_KIND} characters.")
     try:
-        _check_names(fields)
-        for value in fields.values():
-            if type(value) not in _SCALARS:
-                _check_nested(value, 2 if entry.kind != SEGMENT_START else 2 - _CARRIED_DEPTH)
-        kind = _kind_bytes(entry.kind)
-        text = _to_json(fields)
+        _check_nested(fields, 1 if entry.kind != SEGMENT_START else 1 - _CARRIED_DEPTH)
+        kind, text = _kind_bytes(entry.kind), _to_json(fields)
         rest = b"" if text == "{}" else b"," + text[1:-1].encode()
         if key is not None:
-            if type(key) is not str or not 0 < len(key) <= _MAX_KIND:
-                raise InvalidEntryError(
-                    f"Received an idempotency key that is not a text of 1 … {_MAX_KIND} characters."
-                )
             rest = b',"key":' + _to_json(key).encode() + rest
     except InvalidEntryError:
         raise
-    except RecursionError:
-        raise SerialisationError("The entry is nested too deep.") from None
-    except UnicodeEncodeError:
-        raise SerialisationError("The entry holds text with a lone surrogate, which UTF-8 cannot write.") from None
-    except (TypeError, ValueError) as error:
-        if isinstance(error, SerialisationError):
-            raise
-        raise SerialisationError(f"The entry is not JSON: {error}.") from None
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidEntryError(f"The entry is not JSON: {error}.") from None
     if len(rest) > limits.entry_bytes:
         raise EntryTooLargeError(
             f"The entry has {len(rest)} bytes, the limit is {limits.entry_bytes}.",
-            next_step="Keep large content outside the journal and its place in the entry, or raise Limits.entry_bytes.",
+            next_step="Keep large content outside the journal and its location in the entry.",
         )
-    return Prepared(ts, kind, rest, key)
-
-
-def check_entries(entries: Iterable[object]) -> None:
-    """:raises InvalidEntryError: one of *entries* is something else."""
-    for entry in entries:
-        if not isinstance(entry, Entry):
-            raise InvalidEntryError(f"Received an entry of type {type(entry).__name__}; valid is Entry.")
+    return Prepared(ts, kind, rest)
 
 
 def prepare_all(entry: Entry | Sequence[Entry], limits: Limits, key: str | None = None) -> list[Prepared]:
-    """One entry, or all of a batch; the idempotency *key* stands in its last line.
+    """One entry, or all of a batch; the idempotency *key* is in its last line.
 
     :raises InvalidEntryError: it is empty, or holds something else than entries.
     :raises EntryTooLargeError: also when the batch together is above `limits.batch_bytes`.
     """
-    if isinstance(entry, Entry):
+    if isinstance(entry, Entry) or not isinstance(entry, Sequence):
         return [prepare(entry, limits, key)]
-    given: object = entry
-    entries: list[Any] = list(given) if isinstance(given, Iterable) else [given]
-    check_entries(entries)
-    if not entries:
+    if not entry:
         raise InvalidEntryError("Received an empty batch; an append needs at least one entry.")
-    last = len(entries) - 1
-    prepared = [prepare(each, limits, key if index == last else None) for index, each in enumerate(entries)]
+    prepared = [prepare(each, limits) for each in entry[:-1]] + [prepare(entry[-1], limits, key)]
     total = sum(len(item.rest) for item in prepared)
     if total > limits.batch_bytes:
         raise EntryTooLargeError(
@@ -188,13 +162,8 @@ def prepare_all(entry: Entry | Sequence[Entry], limits: Limits, key: str | None 
 
 def line(item: Prepared, seq: int, now: int, crc: int, batch: bytes = b"") -> tuple[bytes, int]:
     """The finished line, and its checksum, which is the *crc* of the next."""
-    body = b'{"v":1,"seq":%d,"ts":%d,"kind":%b%b%b' % (
-        seq,
-        now if item.ts is None else item.ts,
-        item.kind,
-        batch,
-        item.rest,
-    )
+    ts = now if item.ts is None else item.ts
+    body = b'{"v":1,"seq":%d,"ts":%d,"kind":%b%b%b' % (seq, ts, item.kind, batch, item.rest)
     crc = crc32(body, crc)
     return b'%b,"crc":"%08x"}\n' % (body, crc), crc
 
@@ -202,44 +171,47 @@ def line(item: Prepared, seq: int, now: int, crc: int, batch: bytes = b"") -> tu
 def lines(items: Sequence[Prepared], after: Head, now: int) -> tuple[bytes, Head]:
     """Lines that continue a segment at *after*, and its head then; more than one become visible together (`batch`)."""
     count, crc = len(items), after.crc
-    if count == 1:
-        data, crc = line(items[0], after.seq + 1, now, crc)
-        return data, Head(after.seq + 1, crc)
     done: list[bytes] = []
     for number, item in enumerate(items, start=1):
-        data, crc = line(item, after.seq + number, now, crc, b',"batch":[%d,%d]' % (number, count))
+        mark = b',"batch":[%d,%d]' % (number, count) if count > 1 else b""
+        data, crc = line(item, after.seq + number, now, crc, mark)
         done.append(data)
     return b"".join(done), Head(after.seq + count, crc)
 
 
-class WholeSegment:
-    """Lines of a new segment, with the keys that entries carry; `head` is right when all were taken.
+class NewSegment:
+    """Lines of a new segment, encoded as they are taken; `head` is right when all were.
 
-    Created in one step, it needs no batch marks. Those of a segment's prefix are kept; those of entries
-    picked from anywhere, which would make no sense, are left out. A sequence is encoded at once, so that nothing is
-    written when an entry cannot be; an iterator, which can be longer than memory, as its lines are taken.
+    Idempotency keys are kept; batch marks are not, as the creation is one step.
+
+    :raises InvalidEntryError: while iterating: the first entry is a `segment_start` of other ids.
     """
 
-    def __init__(self, entries: Iterable[Entry], limits: Limits, now: int) -> None:
+    def __init__(self, session: str, segment: str, entries: Iterable[Entry], limits: Limits, now: int) -> None:
         self.head = EMPTY
-        self._limits, self._now = limits, now
-        self._lines: Iterable[bytes]
-        if isinstance(entries, Sequence):
-            marked = batch_break(entries, None) is None and complete(entries) == len(entries)
-            self._lines = list(self._encode(entries, marked))
-        else:
-            self._lines = self._encode(entries, False)
+        self._ids, self._entries, self._limits, self._now = (session, segment), entries, limits, now
 
-    def _encode(self, entries: Iterable[Entry], marked: bool) -> Iterator[bytes]:
-        for entry in entries:
-            mark = b',"batch":[%d,%d]' % entry.batch if marked and entry.batch else b""
-            item = prepare(entry, self._limits, entry.key)
-            data, crc = line(item, self.head.seq + 1, self._now, self.head.crc, mark)
+    def __iter__(self) -> Iterator[bytes]:
+        for entry in self._entries:
+            item = prepare(entry, self._limits, getattr(entry, "key", None))
+            other = foreign_id(entry, *self._ids) if self.head == EMPTY else None
+            if other is not None:
+                raise InvalidEntryError(f"The {SEGMENT_START} entry states another {other} than that of the segment.")
+            data, crc = line(item, self.head.seq + 1, self._now, self.head.crc)
             self.head = Head(self.head.seq + 1, crc)
             yield data
 
-    def __iter__(self) -> Iterator[bytes]:
-        return iter(self._lines)
+
+def foreign_id(first: Entry, session: str, segment: str) -> str | None:
+    """The name of the id in which the first entry of a segment contradicts its path, if there is one."""
+    if first.kind == SEGMENT_START:
+        for name, value in (("session_id", session), ("segment_id", segment)):
+            if first.fields.get(name, value) != value:
+                return name
+    return None
+
+
+# -- lines to entries ----------------------------------------------------------------------------------------------
 
 
 def _no_constant(name: str) -> NoReturn:
@@ -271,8 +243,8 @@ def _key(key: object) -> str:
 
 def _batch(mark: object) -> tuple[int, int]:
     match mark:
-        case [int(place), int(count)] if 1 <= place <= count:
-            return place, count
+        case [int(number), int(count)] if 1 <= number <= count:
+            return number, count
     raise DamagedLineError(_SHAPE)
 
 
@@ -286,7 +258,7 @@ def _entry(data: bytes, seq: int, crc: int) -> Entry:
         version = fields.pop("v")
         if version != VERSION:
             raise NewerLineError(str(version))
-        found, ts, kind = fields.pop("seq"), fields.pop("ts"), fields.pop("kind")
+        stated, ts, kind = fields.pop("seq"), fields.pop("ts"), fields.pop("kind")
         del fields["crc"]
     except UnicodeDecodeError:
         raise DamagedLineError("not UTF-8") from None
@@ -297,7 +269,7 @@ def _entry(data: bytes, seq: int, crc: int) -> Entry:
     except ValueError as error:
         reason = error.msg if isinstance(error, JSONDecodeError) else str(error)
         raise DamagedLineError(f"not JSON: {reason}") from None
-    if found != seq:
+    if stated != seq:
         raise DamagedLineError("holds another seq than the one that belongs here")
     if type(kind) is not str or type(ts) is not int:
         raise DamagedLineError(_SHAPE)
@@ -317,16 +289,16 @@ def decode(data: bytes, seq: int, crc: int) -> Entry:
 
     :raises DamagedLineError: it does not.
     """
-    found = crc32(data[:-CRC_TAIL], crc)
-    if data[-CRC_TAIL:] != b',"crc":"%08x"}' % found:
-        if stated_crc(data) is None:
-            # A later version keeps this checksum or does not end like one; a flipped version digit does end like one.
-            version = _VERSION_PATTERN.match(data)
-            if version is not None and int(version[1]) > VERSION:
-                raise NewerLineError(version[1].decode())
-            raise DamagedLineError("does not end in a checksum")
+    actual = crc32(data[:-CRC_TAIL], crc)
+    if data[-CRC_TAIL:] == b',"crc":"%08x"}' % actual:
+        return _entry(data, seq, actual)
+    if stated_crc(data) is not None:
         raise DamagedLineError("the checksum does not match the line and those before it")
-    return _entry(data, seq, found)
+    # A later version keeps this checksum or does not end like one; a flipped version digit does end like one.
+    version = _VERSION_PATTERN.match(data)
+    if version is not None and int(version[1]) > VERSION:
+        raise NewerLineError(version[1].decode())
+    raise DamagedLineError(NO_CRC)
 
 
 def decode_unchained(data: bytes, seq: int) -> Entry:
@@ -336,28 +308,8 @@ def decode_unchained(data: bytes, seq: int) -> Entry:
     """
     crc = stated_crc(data)
     if crc is None:
-        raise DamagedLineError("does not end in a checksum")
+        raise DamagedLineError(NO_CRC)
     return _entry(data, seq, crc)
-
-
-def decode_run(run: Sequence[bytes], seq: int, crc: int, out: list[Entry]) -> tuple[int, int]:
-    """Decode the lines of *run* after (*seq*, *crc*) into *out*, up to the first that is not plain.
-
-    Returns the (seq, crc) reached; `len(out)` tells how many were plain.
-    """
-    add = out.append
-    for data in run:
-        found = crc32(data[:-18], crc)
-        if data[-18:] != b',"crc":"%08x"}' % found:
-            break
-        try:
-            entry = _entry(data, seq + 1, found)
-        except DamagedLineError:
-            break
-        add(entry)
-        seq += 1
-        crc = found
-    return seq, crc
 
 
 def stated_crc(data: bytes) -> int | None:
@@ -372,29 +324,12 @@ def stated_seq(data: bytes) -> int | None:
     return int(match[1]) if match else None
 
 
-def complete(entries: Sequence[Entry]) -> int:
-    """How many of *entries* are left when an incomplete batch at their end is taken off."""
-    batch = entries[-1].batch if entries else None
-    if batch is None or batch[0] == batch[1]:
-        return len(entries)
-    return max(0, len(entries) - batch[0])
-
-
 def batch_after(entry: Entry) -> tuple[int, int] | None:
     """The batch mark that must follow *entry*; None outside a batch."""
     batch = entry.batch
     return (batch[0] + 1, batch[1]) if batch is not None and batch[0] < batch[1] else None
 
 
-def batch_break(entries: Sequence[Entry], expected: tuple[int, int] | None) -> int | None:
-    """Index of the first entry whose batch mark is not the *expected* one, or cannot follow the one before."""
-    for index, entry in enumerate(entries):
-        batch = entry.batch
-        if expected is not None and batch != expected:
-            return index
-        if batch is None:
-            continue
-        if expected is None and batch[0] != 1:
-            return index
-        expected = batch_after(entry)
-    return None
+def fits(entry: Entry, mark: tuple[int, int] | None) -> bool:
+    """Can *entry* stand where *mark* must follow?"""
+    return entry.batch == mark if mark is not None else entry.batch is None or entry.batch[0] == 1

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from headwater import failpoints
-from headwater.journal import codec, scan
+from headwater.journal import codec, reader
 from headwater.journal.codec import DamagedLineError, NewerLineError
 from headwater.journal.entry import EMPTY, SEGMENT_START, Entry, Head, new_id
 from headwater.journal.errors import CorruptError, UnsupportedVersionError
 from headwater.journal.fork import Branch, Origin
+from headwater.journal.reader import DamageError, Position, SegmentBytes
 from headwater.journal.store import Store, changed_meanwhile
 
 MOST_DAMAGES = 1000
@@ -38,7 +38,7 @@ class Damage:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What `verify` found. `head` is that of the good prefix; torn bytes are no damage, they were never committed.
+    """The result of `verify`. `head` is that of the good prefix; torn bytes are no damage, they were never committed.
 
     `damages` are the first :data:`MOST_DAMAGES` of `damage_count`.
     """
@@ -66,7 +66,7 @@ class Salvage:
 
 @dataclass(frozen=True, slots=True)
 class Rescue:
-    """How many entries `rescue` found, the (first) damage between them, and how many stand unchecked behind damage."""
+    """How many entries `rescue` copied, the (first) damage between them, and how many stand unchecked behind damage."""
 
     entries: int
     damages: tuple[Damage, ...]
@@ -82,95 +82,55 @@ class Repair:
     bytes: int
 
 
-class _Line(NamedTuple):
-    """Bytes up to a newline, or to the end; `data` is None when they are more than any line has."""
-
-    offset: int
-    length: int
-    data: bytes | None
-    committed: bool
-
-
-def _lines(source: scan.Source, size: int) -> Iterator[_Line]:
-    """All lines, in bounded memory."""
-    offset = at = length = 0  # where the line begins, where to read on, how much of the line was read
-    waiting: list[bytes] = []
-    while at < size:
-        chunk = source.read(at, min(scan.CHUNK, size - at))
-        if not chunk:
-            break
-        at += len(chunk)
-        first, *others = chunk.split(b"\n")
-        waiting.append(first)
-        length += len(first)
-        if length > scan.LINE_LIMIT:
-            waiting.clear()
-        if others:
-            yield _Line(offset, length, b"".join(waiting) if length <= scan.LINE_LIMIT else None, True)
-            offset += length + 1
-            *whole, last = others
-            for line in whole:
-                yield _Line(offset, len(line), line, True)
-                offset += len(line) + 1
-            waiting, length = [last], len(last)
-    if length:
-        yield _Line(offset, length, b"".join(waiting) if length <= scan.LINE_LIMIT else None, False)
-
-
 class _Walk:
     """A tolerant read: goes on after damage, from the checksum that the damaged line states."""
 
-    def __init__(self, source: scan.Source, session: str, segment: str, size: int | None = None) -> None:
-        self._source = source
-        self._ids = (session, segment)
+    def __init__(self, source: SegmentBytes, session: str, segment: str, size: int | None = None) -> None:
+        self._source, self._ids = source, (session, segment)
         self.size = source.size() if size is None else size
         self.damages: list[Damage] = []  # the first of them
-        self.damage_count = 0
-        self.good = scan.START  # end of the undamaged prefix, incomplete batches included
-        self.torn = 0
-        self.unverified = 0
+        self.damage_count = self.torn = self.unverified = 0
+        self.foreign: CorruptError | None = None  # the file is of another segment
+        self.good = 0  # end of the undamaged prefix, incomplete batches included
 
     def __iter__(self) -> Iterator[Entry]:
         seq = 0  # of the newest line that states one
         crc: int | None = 0  # what the next line continues; None when a damaged line hides it
-        expected: tuple[int, int] | None = None  # batch mark that the next line must have
-        for number, (offset, length, line, committed) in enumerate(_lines(self._source, self.size), start=1):
-            if not committed:
-                self._end(number, offset, length, line, Head(seq, crc or 0))
+        mark: tuple[int, int] | None = None  # batch mark that the next line must have
+        for number, line in enumerate(reader.raw_lines(self._source, 0, self.size), start=1):
+            offset, length, data, is_committed = line
+            if not is_committed:
+                self._end(number, offset, length, data, Head(seq, crc or 0))
                 return
-            if line is None:
-                self._add(Damage(number, offset, length, seq + 1, scan.TOO_LONG))
-                crc = None
-                continue
-            data = line.removesuffix(b"\r")
-            if not data.strip():
-                continue
+            if data is not None:
+                data = data.removesuffix(b"\r")
+                if not data.strip():
+                    continue
             try:
                 entry = self._decode(data, seq, crc)
                 if entry.seq == 1:
-                    scan.check_header(self._source, *self._ids, [entry])
-            except (DamagedLineError, CorruptError) as reason:
-                if isinstance(reason, NewerLineError):
-                    raise UnsupportedVersionError(self._source.name, offset, str(reason)) from None
-                text = reason.reason if isinstance(reason, CorruptError) else str(reason)
-                self._add(Damage(number, offset, length, seq + 1, text))
-                stated = codec.stated_seq(data)
-                seq = stated if stated == seq + 1 else seq
-                crc = codec.stated_crc(data)
+                    reader.check_header(self._source, entry, *self._ids)
+            except CorruptError as error:
+                self.foreign = error
+                self._add(Damage(number, offset, length, seq + 1, error.reason))
+                seq, crc = 1, codec.stated_crc(data or b"")
+                continue
+            except NewerLineError as version:
+                raise UnsupportedVersionError(self._source.name, offset, str(version)) from None
+            except DamagedLineError as reason:
+                self._add(Damage(number, offset, length, seq + 1, str(reason)))
+                if data is not None and codec.stated_seq(data) == seq + 1:
+                    seq += 1
+                crc = None if data is None else codec.stated_crc(data)
                 continue
             seq, crc = entry.seq, entry.crc
             if not self.damages:
-                if codec.batch_break([entry], expected) is None:
-                    self.good = scan.Place(offset + length + 1, entry.head)
+                if codec.fits(entry, mark):
+                    self.good = offset + length + 1
                 else:
-                    self._add(Damage(number, offset, length, seq, codec.BROKEN_BATCH))
-            expected = codec.batch_after(entry)
+                    self._add(Damage(number, offset, length, seq, reader.BROKEN_BATCH))
+            mark = codec.batch_after(entry)
             yield entry
-
-    def _add(self, damage: Damage) -> None:
-        self.damage_count += 1
-        if len(self.damages) < MOST_DAMAGES:
-            self.damages.append(damage)
 
     def committed(self) -> Iterator[Entry]:
         """The same without a torn batch at the end, which was never acknowledged."""
@@ -179,24 +139,35 @@ class _Walk:
             if held and entry.batch != codec.batch_after(held[-1]):
                 yield from held  # damage took its end: it was acknowledged
                 held.clear()
-            if codec.batch_after(entry) is not None:
-                held.append(entry)
-                continue
-            yield from held
-            held.clear()
-            yield entry
+            held.append(entry)
+            if codec.batch_after(entry) is None:
+                yield from held
+                held.clear()
 
-    def _end(self, number: int, offset: int, length: int, line: bytes | None, head: Head) -> None:
+    def finish(self) -> Position:
+        """Read to the end; where the committed entries of the undamaged prefix end."""
+        for _ in self:
+            pass
+        return reader.end_of(self._source, self.good)
+
+    def _add(self, damage: Damage) -> None:
+        self.damage_count += 1
+        if len(self.damages) < MOST_DAMAGES:
+            self.damages.append(damage)
+
+    def _end(self, number: int, offset: int, length: int, data: bytes | None, head: Head) -> None:
         """The bytes after the last newline: torn, or a damaged newline."""
         try:
-            scan.check_torn(line or b"", scan.Place(offset, head))
-        except scan.DamageError as damage:
-            self._add(Damage(number, offset, length, head.seq + 1, str(damage.reason)))
+            reader.check_torn(data or b"", Position(offset, head))
+        except DamageError as damage:
+            self._add(Damage(number, offset, length, head.seq + 1, str(damage)))
         else:
             self.torn = length
 
-    def _decode(self, data: bytes, seq: int, crc: int | None) -> Entry:
-        """Strict before any damage. Behind it a line may state a later seq; its chain is checked where it is known."""
+    def _decode(self, data: bytes | None, seq: int, crc: int | None) -> Entry:
+        """Strict before any damage. Behind it a line can state a later seq; its chain is checked where it is known."""
+        if data is None:
+            raise DamagedLineError(reader.TOO_LONG)
         if not self.damages:
             return codec.decode(data, seq + 1, crc or 0)
         stated = codec.stated_seq(data)
@@ -219,11 +190,9 @@ def verify(store: Store, session: str, segment: str) -> Verification:
     """
     with store.source(session, segment, still=True) as source:
         walk = _Walk(source, session, segment)
-        for _ in walk:
-            pass
-        good = scan.end_of(_Prefix(source, walk.good.offset))
-        torn = walk.torn + (0 if walk.damages else walk.good.offset - good.offset)
-        return Verification(source.name, walk.size, good.head, tuple(walk.damages), torn, walk.damage_count)
+        end = walk.finish()
+        torn = walk.torn + (0 if walk.damages else walk.good - end.offset)
+        return Verification(source.name, walk.size, end.head, tuple(walk.damages), torn, walk.damage_count)
 
 
 def salvage(store: Store, session: str, segment: str) -> Salvage:
@@ -236,60 +205,42 @@ def salvage(store: Store, session: str, segment: str) -> Salvage:
         return Salvage(tuple(walk.committed()), tuple(walk.damages), walk.unverified)
 
 
-class _Prefix:
-    """The first bytes of a source."""
-
-    def __init__(self, source: scan.Source, end: int) -> None:
-        self.name = source.name
-        self._source = source
-        self._end = end
-
-    def size(self) -> int:
-        return self._end
-
-    def read(self, offset: int, length: int) -> bytes:
-        return self._source.read(offset, max(0, min(length, self._end - offset)))
-
-
 def repair(store: Store, session: str, segment: str) -> Repair:
     """Cut the segment after its longest good prefix; the bytes after it are quarantined beside it, durably, first.
 
     :raises CorruptError: the file belongs to another segment: a repair would take all of it.
-    :raises BusyError: somebody wrote meanwhile; call again.
+    :raises BusyError: another process wrote meanwhile; call again.
     """
     with store.source(session, segment, still=True) as source:
-        size = source.size()
         walk = _Walk(source, session, segment)
-        for _ in walk:
-            pass
-        if walk.damages and "another s" in walk.damages[0].reason:
-            first = walk.damages[0]
-            raise CorruptError(source.name, first.line, first.offset, first.seq, first.reason)
-        place = scan.end_of(_Prefix(source, walk.good.offset))
+        end, size = walk.finish(), walk.size
+        if walk.foreign is not None:
+            raise walk.foreign
         label = f"damaged-{walk.damages[0].line}" if walk.damages else "torn"
-        clean = not source.read(place.offset, min(scan.CHUNK, size - place.offset)).strip()
+        clean = not source.read(end.offset, min(reader.CHUNK, size - end.offset)).strip()
     if clean and not walk.damages:
-        return Repair(place.head, None, 0)
+        return Repair(end.head, None, 0)
     failpoints.hit(REPAIR_FOUND)
-    saved = store.cut(session, segment, place.offset, label, size)
+    saved = store.cut(session, segment, end.offset, label, size)
     failpoints.hit(REPAIR_CUT)
-    return Repair(place.head, saved, size - place.offset)
+    return Repair(end.head, saved, size - end.offset)
 
 
 def rescue(store: Store, session: str, segment: str) -> tuple[Branch, Rescue]:
     """A new segment of the same session with every entry that can be read, renumbered; the old one is not touched.
 
-    Entry by entry: a segment may be larger than memory.
+    Entry by entry: a segment can be larger than memory.
 
-    :raises BusyError: somebody truncated or repaired it meanwhile; nothing was made.
+    :raises BusyError: another process truncated or repaired it meanwhile; nothing was created.
     """
     name = new_id()
+    first: Entry | None = None
+    last = EMPTY
     with store.source(session, segment, still=True) as source:
-        first = next(iter(_Walk(source, session, segment).committed()), None)
-        end, last = source.size(), EMPTY
-        for entry in _Walk(source, session, segment).committed():
-            last = entry.head
-        marked = source.read(max(0, end - 64), 64)
+        end = source.size()
+        for entry in _Walk(source, session, segment, end).committed():
+            first, last = first or entry, entry.head
+        tail = source.read(max(0, end - 64), 64)
     fields = dict(first.fields) if first is not None and first.kind == SEGMENT_START else {}
     origin = Origin("salvaged_from", session, segment, last)
     fields.update(session_id=session, segment_id=name, salvaged_from=origin.to_json())
@@ -301,11 +252,11 @@ def rescue(store: Store, session: str, segment: str) -> tuple[Branch, Rescue]:
         def entries() -> Iterator[Entry]:
             nonlocal count
             yield Entry(SEGMENT_START, fields)
-            for place, entry in enumerate(walk.committed()):
+            for entry in walk.committed():
                 count += 1
-                if place or entry.kind != SEGMENT_START:
+                if count > 1 or entry.kind != SEGMENT_START:
                     yield replace(entry, batch=None)
-            if source.read(max(0, end - 64), 64) != marked:
+            if source.read(max(0, end - 64), 64) != tail:
                 raise changed_meanwhile(segment)
 
         head = store.create_segment(session, name, entries())

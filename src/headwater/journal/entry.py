@@ -40,11 +40,10 @@ def check_id(text: str, what: str) -> str:
 
     :raises InvalidNameError: when it is not a lower-case hyphenated UUID.
     """
-    given: object = text
-    if not isinstance(given, str) or not is_id(given):
+    if not is_id(text):
         raise InvalidNameError(
             f"Received {what} `{text}`; valid is a lower-case hyphenated UUID.",
-            next_step="Create one with headwater.journal.new_id().",
+            next_step="Create one with headwater.journal.entry.new_id().",
         )
     return text
 
@@ -85,7 +84,7 @@ class Entry:
     :param ts: Unix milliseconds; the store's clock when None.
 
     The rest is set by the store and does not count for equality: `seq` (from 1, gapless), `crc`
-    (chained), `key` (idempotency key), `batch` (place and size when it was appended in a batch).
+    (chained), `key` (idempotency key), `batch` (number and size when it was appended in a batch).
     """
 
     kind: str
@@ -103,16 +102,7 @@ class Entry:
 
 
 class Durability(enum.StrEnum):
-    """What is promised when `append` returns.
-
-    =========  ================================  =====================================
-    level      the process is killed             the machine loses power
-    =========  ================================  =====================================
-    `none`     nothing is lost                   what the kernel had not written yet is lost
-    `flush`    nothing is lost                   at most the last `flush_interval` is lost
-    `fsync`    nothing is lost                   nothing is lost
-    =========  ================================  =====================================
-    """
+    """What `append` promises on return; a killed process loses nothing at any level. See docs/formats/journal.md."""
 
     NONE = "none"
     FLUSH = "flush"

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,24 +35,30 @@ class JournalError(HeadwaterError):
 class StoreIoError(JournalError):
     """The operating system refused: `operation` on `path` failed with `errno`."""
 
-    def __init__(self, operation: str, path: str, cause: BaseException, *, next_step: str | None = None) -> None:
-        self.operation = operation
-        self.path = path
-        self.errno = cause.errno if isinstance(cause, OSError) else None
-        reason = os.strerror(self.errno) if self.errno else str(cause)
-        super().__init__(f"Cannot {operation} {path}: {reason}.", next_step=next_step)
+    advice: str | None = None
+
+    def __init__(self, operation: str, path: str | Path, cause: OSError) -> None:
+        self.operation, self.path, self.errno = operation, str(path), cause.errno
+        reason = os.strerror(cause.errno) if cause.errno else str(cause)
+        super().__init__(f"Cannot {operation} {path}: {reason}.", next_step=self.advice)
 
 
 class NoRoomError(StoreIoError, CapacityError):
     """Disk, quota or file size limit is full. The log is as it was before the call."""
 
+    advice = "Free some space and call again."
+
 
 class AccessDeniedError(StoreIoError, InputError):
     """Permissions or a read-only file system forbid it."""
 
+    advice = "Check the owner and mode of the path."
+
 
 class NotARegularFileError(StoreIoError, InputError):
     """A symbolic link, directory or device stands where a log file should be."""
+
+    advice = "Move it out of the journal."
 
 
 class SyncFailedError(StoreIoError, ClosedError):
@@ -61,6 +69,7 @@ class SyncFailedError(StoreIoError, ClosedError):
     :ivar is_reported: it was raised; `close` raises one that was not.
     """
 
+    advice = "Check the disk, open the store again and compare the head before you go on."
     is_reported = False
 
 
@@ -68,12 +77,8 @@ class BusyError(JournalError, TransientError):
     """Another process was at work in the segment for too long, or changed it in between. Call again."""
 
 
-class SerialisationError(JournalError, InputError):
-    """The entry cannot be written as JSON. Nothing was written."""
-
-
 class InvalidEntryError(JournalError, InputError):
-    """The entry uses a reserved name, an empty kind or an impossible time. Nothing was written."""
+    """The entry uses a reserved name, an empty kind or an impossible time, or is not JSON. Nothing was written."""
 
 
 class EntryTooLargeError(JournalError, CapacityError):
@@ -88,8 +93,6 @@ class SegmentNotFoundError(JournalError, NotFoundError):
     """There is no such segment."""
 
     def __init__(self, session: str, segment: str, *, message: str | None = None) -> None:
-        self.session = session
-        self.segment = segment
         super().__init__(
             message or f"Session {session} has no segment {segment}.",
             next_step="Run `headwater journal list` to see what exists.",
@@ -104,11 +107,9 @@ class SegmentDeletedError(SegmentNotFoundError):
 
 
 class BoundaryNotFoundError(JournalError, NotFoundError):
-    """The segment has no entry with this seq."""
+    """The segment has no entry with this seq. :ivar current: its head, where it is known."""
 
     def __init__(self, segment: str, seq: int, current: Head | None = None) -> None:
-        self.segment = segment
-        self.seq = seq
         self.current = current
         known = "" if current is None else f"; its newest is {current.seq}"
         super().__init__(
@@ -120,24 +121,16 @@ class BoundaryNotFoundError(JournalError, NotFoundError):
 class CorruptError(JournalError, CorruptionError):
     """Stored bytes are not what was written.
 
-    :ivar path: file (or database) and segment.
-    :ivar line: physical line, counted from 1.
-    :ivar offset: byte offset of that line.
+    :ivar path: of the segment. :ivar line: physical line, counted from 1. :ivar offset: byte offset of that line.
     :ivar seq: the seq that should stand there.
     """
 
-    def __init__(
-        self, path: str, line: int, offset: int, seq: int, reason: str, *, next_step: str | None = None
-    ) -> None:
-        self.path = path
-        self.line = line
-        self.offset = offset
-        self.seq = seq
-        self.reason = reason
+    def __init__(self, path: str, line: int, offset: int, seq: int, reason: str) -> None:
+        self.path, self.line, self.offset, self.seq, self.reason = path, line, offset, seq, reason
         name = Path(path).name.removesuffix(".jsonl").rpartition("#")[2]
         super().__init__(
             f"{path}, line {line} (byte {offset}, entry {seq}): {reason}.",
-            next_step=next_step or f"Run `headwater journal verify {name}`, then `headwater journal repair {name}`.",
+            next_step=f"Run `headwater journal verify {name}`, then `headwater journal repair {name}`.",
         )
 
 
@@ -145,9 +138,6 @@ class UnsupportedVersionError(JournalError, InputError):
     """The line was written by a newer version of the format."""
 
     def __init__(self, path: str, offset: int, version: str) -> None:
-        self.path = path
-        self.offset = offset
-        self.version = version
         super().__init__(
             f"{path}, byte {offset}: written in format version {version}; this program reads version 1.",
             next_step="Upgrade headwater.",
@@ -155,12 +145,10 @@ class UnsupportedVersionError(JournalError, InputError):
 
 
 class HeadConflictError(JournalError, ConflictError):
-    """The head is not the expected one: somebody else wrote. Nothing was written."""
+    """The head is not the expected one: another writer was faster. Nothing was written."""
 
     def __init__(self, segment: str, expected: Head, current: Head) -> None:
-        self.segment = segment
-        self.expected = expected
-        self.current = current
+        self.expected, self.current = expected, current
         super().__init__(
             f"Segment {segment} is at {current}, expected {expected}.",
             next_step="Read what was added, then append with the current head, or fork.",
@@ -168,11 +156,9 @@ class HeadConflictError(JournalError, ConflictError):
 
 
 class SegmentCutError(JournalError, ConflictError):
-    """The segment was truncated below the reader's place."""
+    """The segment was truncated below the reader's position."""
 
     def __init__(self, segment: str, seq: int) -> None:
-        self.segment = segment
-        self.seq = seq
         super().__init__(
             f"Segment {segment} was truncated below entry {seq} while it was read.",
             next_step="Read it again from the start.",
@@ -180,24 +166,29 @@ class SegmentCutError(JournalError, ConflictError):
 
 
 class AlreadyExistsError(JournalError, ConflictError):
-    """Create found something there. Nothing was written."""
+    """The segment to create exists. Nothing was written."""
 
 
 class StoreClosedError(JournalError, ClosedError):
     """The store was closed before."""
 
 
-_CAPACITY = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-_ACCESS = {errno.EACCES, errno.EPERM, errno.EROFS}
-_KIND = {errno.ELOOP, errno.EISDIR, errno.ENOTDIR, errno.ENXIO}
+_CLASSES: dict[int, type[StoreIoError]] = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), NoRoomError),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), AccessDeniedError),
+    **dict.fromkeys((errno.ELOOP, errno.EISDIR, errno.ENOTDIR, errno.ENXIO), NotARegularFileError),
+}
 
 
 def io_error(operation: str, path: str | Path, cause: OSError) -> StoreIoError:
     """*cause* as the error of this package that says what to do."""
-    if cause.errno in _CAPACITY:
-        return NoRoomError(operation, str(path), cause, next_step="Free some space and call again.")
-    if cause.errno in _ACCESS:
-        return AccessDeniedError(operation, str(path), cause, next_step="Check the owner and mode of the path.")
-    if cause.errno in _KIND:
-        return NotARegularFileError(operation, str(path), cause, next_step="Move it out of the journal.")
-    return StoreIoError(operation, str(path), cause)
+    return _CLASSES.get(cause.errno or 0, StoreIoError)(operation, path, cause)
+
+
+@contextmanager
+def io_errors(operation: str, path: str | Path) -> Iterator[None]:
+    """Raise an `OSError` of the block as :func:`io_error`. An append, which this would slow down, does it by hand."""
+    try:
+        yield
+    except OSError as error:
+        raise io_error(operation, path, error) from error

@@ -1,19 +1,18 @@
 """Forks and where a segment comes from. Written once against :class:`~headwater.journal.store.Store`.
 
-Provenance stands in the child's first entry only, as `forked_from`, `compacted_from` or `salvaged_from`; the parent is
+Provenance is in the child's first entry only, as `forked_from`, `compacted_from` or `salvaged_from`; the parent is
 never written. A child holds one entry: the folded state of the parent at the split, so neither the parent nor older
 ancestors are read to restore it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from headwater import failpoints
 from headwater.errors import InputError
-from headwater.journal import scan
 from headwater.journal.entry import EMPTY, SEGMENT_START, Entry, Head, is_id, new_id
 from headwater.journal.errors import (
     BoundaryNotFoundError,
@@ -22,7 +21,8 @@ from headwater.journal.errors import (
     SegmentNotFoundError,
     UnsupportedVersionError,
 )
-from headwater.journal.run_state import KEPT, RunState, replay
+from headwater.journal.reader import check_batch_end
+from headwater.journal.run_state import KEPT, Fold, RunState
 from headwater.journal.store import Store
 
 BEFORE_CREATE = failpoints.register("journal.fork.before_create")
@@ -40,16 +40,10 @@ class Origin:
     session: str
     segment: str
     head: Head
-    epoch_count: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "session_id": self.session,
-            "segment_id": self.segment,
-            "seq": self.head.seq,
-            "head": str(self.head),
-            "epoch_count": self.epoch_count,
-        }
+        head = self.head
+        return {"session_id": self.session, "segment_id": self.segment, "seq": head.seq, "head": str(head)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,27 +55,17 @@ class Branch:
     head: Head
 
 
-def segment_start(session: str, segment: str, state: RunState, origin: Origin | None = None) -> Entry:
-    """The first entry of a segment that carries *state*."""
-    fields: dict[str, Any] = {
-        "session_id": session,
-        "segment_id": segment,
-        "pipeline": state.pipeline,
-        "config": dict(state.config),
-        "state": state.to_json(),
-    }
-    if origin is not None:
-        fields[origin.relation] = origin.to_json()
-    return Entry(SEGMENT_START, fields)
-
-
 def _create(store: Store, session: str, state: RunState, origin: Origin | None) -> Branch:
     """A segment that begins with *state*; of one that fills more than an entry, its newest part."""
     segment, keep = new_id(), KEPT
     failpoints.hit(BEFORE_CREATE)
     while True:
+        fields: dict[str, Any] = {"session_id": session, "segment_id": segment, "pipeline": state.pipeline}
+        fields |= {"config": dict(state.config), "state": state.to_json()}
+        if origin is not None:
+            fields[origin.relation] = origin.to_json()
         try:
-            head = store.create_segment(session, segment, [segment_start(session, segment, state, origin)])
+            head = store.create_segment(session, segment, [Entry(SEGMENT_START, fields)])
             break
         except EntryTooLargeError:
             if keep == 0:
@@ -99,25 +83,22 @@ def start(store: Store, pipeline: str, config: Mapping[str, Any] | None = None) 
 
 def _state_at(store: Store, session: str, segment: str, seq: int | None) -> tuple[RunState, Head]:
     """State and head after entry *seq*, or at the end."""
+    fold = Fold()
     last: Entry | None = None
-
-    def watched() -> Iterator[Entry]:
-        nonlocal last
-        for entry in store.iter(session, segment, limit=seq):
-            last = entry
-            yield entry
-
-    state = replay(watched())
-    if seq and state.entries_count < seq:
+    for last in store.iter(session, segment, limit=seq):
+        fold.add(last)
+    head = EMPTY if last is None else last.head
+    if seq is not None and head.seq < seq:
         raise BoundaryNotFoundError(segment, seq, store.head(session, segment))
-    scan.check_batch_boundary(last, seq or 0)
-    return state, EMPTY if last is None else last.head
+    if last is not None:
+        check_batch_end(last)
+    return fold.state(), head
 
 
 def fork(store: Store, session: str, segment: str) -> Branch:
     """A new session that goes on from the end of *segment*."""
     state, head = _state_at(store, session, segment, None)
-    return _create(store, new_id(), state, Origin("forked_from", session, segment, head, state.epoch_count))
+    return _create(store, new_id(), state, Origin("forked_from", session, segment, head))
 
 
 def fork_at(store: Store, session: str, segment: str, seq: int) -> Branch:
@@ -131,8 +112,8 @@ def fork_at(store: Store, session: str, segment: str, seq: int) -> Branch:
     if seq == 0:
         first = next(store.iter(session, segment, limit=1), None)
         seq = 1 if first is not None and first.kind == SEGMENT_START else 0
-    state, head = _state_at(store, session, segment, seq) if seq else (RunState(), EMPTY)
-    return _create(store, session, state, Origin("forked_from", session, segment, head, state.epoch_count))
+    state, head = _state_at(store, session, segment, seq)
+    return _create(store, session, state, Origin("forked_from", session, segment, head))
 
 
 def ensure_head_or_fork(store: Store, session: str, segment: str, expected: Head, state: RunState) -> Branch:
@@ -141,17 +122,17 @@ def ensure_head_or_fork(store: Store, session: str, segment: str, expected: Head
     Entries of others stay in the source only. Use `append(expected_head=…)` with it: the check alone proves nothing
     about the next append.
 
-    :raises SegmentNotFoundError: the segment is gone.
+    :raises SegmentNotFoundError: the segment was deleted.
     """
     if store.head(session, segment) == expected:
         return Branch(session, segment, expected)
-    return _create(store, session, state, Origin("forked_from", session, segment, expected, state.epoch_count))
+    return _create(store, session, state, Origin("forked_from", session, segment, expected))
 
 
 def compact(store: Store, session: str, segment: str, state: RunState) -> Branch:
     """A new segment of the session that continues with the shortened *state*."""
     head = store.head(session, segment)
-    return _create(store, session, state, Origin("compacted_from", session, segment, head, state.epoch_count))
+    return _create(store, session, state, Origin("compacted_from", session, segment, head))
 
 
 def origin_of(store: Store, session: str, segment: str) -> Origin | None:
@@ -160,33 +141,24 @@ def origin_of(store: Store, session: str, segment: str) -> Origin | None:
     if first is None or first.kind != SEGMENT_START:
         return None
     for relation in _RELATIONS:
-        stated = first.fields.get(relation)
-        if isinstance(stated, dict):  # a field of somebody else's with this name is no provenance
-            parent, at, epochs = stated.get("session_id"), stated.get("segment_id"), stated.get("epoch_count", 0)
-            head = stated.get("head")
-            if (
-                isinstance(parent, str)
-                and isinstance(at, str)
-                and is_id(parent)
-                and is_id(at)
-                and isinstance(head, str)
-            ):
-                return Origin(relation, parent, at, Head.parse(head), epochs if isinstance(epochs, int) else 0)
+        match first.fields.get(relation):  # a field of another writer with this name is no provenance
+            case {"session_id": str(parent), "segment_id": str(at), "head": str(head)} if is_id(parent) and is_id(at):
+                return Origin(relation, parent, at, Head.parse(head))
     return None
 
 
 def lineage(store: Store, session: str, segment: str) -> list[Origin]:
     """The ancestors, nearest first; ends at the root, or at an ancestor that was deleted."""
-    found: list[Origin] = []
+    ancestors: list[Origin] = []
     seen = {segment}
     origin = origin_of(store, session, segment)
     while origin is not None and origin.segment not in seen:
-        found.append(origin)
+        ancestors.append(origin)
         seen.add(origin.segment)
         if not store.exists(origin.session, origin.segment):
             break
         origin = origin_of(store, origin.session, origin.segment)
-    return found
+    return ancestors
 
 
 def children(store: Store, session: str, segment: str) -> list[Branch]:
@@ -194,13 +166,13 @@ def children(store: Store, session: str, segment: str) -> list[Branch]:
 
     A segment whose first line is damaged, or that is deleted meanwhile, states no parent.
     """
-    found = []
+    branches = []
     for other in store.list_sessions():
         for name in store.list_segments(other):
             try:
                 origin = origin_of(store, other, name)
                 if origin is not None and (origin.session, origin.segment) == (session, segment):
-                    found.append(Branch(other, name, store.head(other, name)))
+                    branches.append(Branch(other, name, store.head(other, name)))
             except (CorruptError, SegmentNotFoundError, UnsupportedVersionError):
                 continue
-    return sorted(found, key=lambda branch: branch.segment)
+    return sorted(branches, key=lambda branch: branch.segment)

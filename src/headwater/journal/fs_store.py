@@ -16,13 +16,13 @@ file. The order of durable steps is in docs/formats/journal.md; each has a failp
 
 from __future__ import annotations
 
+import atexit
 import os
 import secrets
 import shutil
+import stat
 import threading
 import time
-import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from fcntl import LOCK_EX, LOCK_SH
@@ -30,21 +30,24 @@ from pathlib import Path
 from typing import Any
 
 from headwater import failpoints
-from headwater.journal import codec, files, scan
+from headwater.journal import codec
 from headwater.journal.entry import Durability, Entry, Head, Limits, Truncation, check_id, is_id, new_id
 from headwater.journal.errors import (
     AlreadyExistsError,
     BusyError,
     HeadConflictError,
     JournalError,
+    NotARegularFileError,
     SegmentDeletedError,
     SegmentNotFoundError,
     StoreClosedError,
     io_error,
+    io_errors,
 )
-from headwater.journal.log_file import FileSource, Flusher, LogFile
-from headwater.journal.store import Store, changed_meanwhile, check_cut, check_new_header
+from headwater.journal.log_file import FileSource, LogFile, chunks, open_regular, take_lock
+from headwater.journal.store import Store, changed_meanwhile, plan_truncation
 from headwater.journal.trace import TraceFiles
+from headwater.system.files import make_private, open_private, sync
 from headwater.system.owner_lock import Owner, OwnerLock, current_owner, register_at_fork
 
 APPEND_SYNCED = failpoints.register("journal.fs.append.after_sync")
@@ -68,18 +71,11 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def _finish(flusher: Flusher, logs: Mapping[tuple[str, str], LogFile]) -> None:
-    flusher.close()
-    for log in logs.values():
-        log.abandon()
-
-
 class FsStore(Store):
-    """A store in a directory of a local file system.
+    """A store in a directory of a local file system. Close it: the logs that it wrote stay open until then.
 
     :param durability: what `append` promises, see :class:`~headwater.journal.entry.Durability`.
     :param flush_interval: seconds; the bound of the level `flush`.
-    :param max_open: log files that stay open between appends.
     :param lock_timeout: seconds to wait for another process that is inside the segment.
     """
 
@@ -90,31 +86,31 @@ class FsStore(Store):
         durability: Durability | str = Durability.FSYNC,
         flush_interval: float = 0.2,
         limits: Limits | None = None,
-        max_open: int = 64,
         lock_timeout: float = 30.0,
         trace_bytes: int = 8 << 20,
         clock: Callable[[], int] = now_ms,
     ) -> None:
         self.root = Path(root)
         self.limits = limits or Limits()
-        self._durability = Durability(durability)
-        self._clock, self._max_open, self._timeout = clock, max_open, lock_timeout
-        self._lock = threading.Lock()
-        self._logs: OrderedDict[tuple[str, str], LogFile] = OrderedDict()
+        self._durability, self._flush_interval = Durability(durability), flush_interval
+        self._clock, self._timeout, self._trace_bytes = clock, lock_timeout, trace_bytes
+        self._logs: dict[tuple[str, str], LogFile] = {}
         self._closed = False
-        self._flusher = Flusher(flush_interval)
-        self._traces = TraceFiles(self.root / "trace", max_bytes=trace_bytes)
+        self._start_fresh()
         register_at_fork(self)
-        # A store that is not closed still syncs what `flush` owes, when it is collected and at the end of Python.
-        weakref.finalize(self, _finish, self._flusher, self._logs)
+        atexit.register(self.close)  # what `flush` owes is synced also when no one closes the store
+
+    def _start_fresh(self) -> None:
+        self._lock, self._wake, self._stop = threading.Lock(), threading.Event(), threading.Event()
+        self._flusher: threading.Thread | None = None
+        self._traces = TraceFiles(self.root / "trace", max_bytes=self._trace_bytes)
 
     def after_fork(self) -> None:
-        """In a forked child: descriptors and locks are the parent's."""
-        self._lock = threading.Lock()
+        """In a forked child: descriptors, locks and the thread that syncs are the parent's."""
         for log in self._logs.values():
             log.abandon()
         self._logs.clear()
-        self._flusher.reset()
+        self._start_fresh()
 
     # ---- open logs -----------------------------------------------------------------------------
 
@@ -126,31 +122,16 @@ class FsStore(Store):
             raise StoreClosedError("The store is closed.", next_step="Open it again.")
 
     def _open(self, session: str, segment: str) -> LogFile:
-        key = (session, segment)
         with self._lock:
             self._check_open()
-            log = self._logs.get(key)
+            log = self._logs.get((session, segment))
             if log is None:
-                path = self._path(session, segment)
                 try:
-                    log = self._logs[key] = LogFile(path, self._timeout)
+                    log = LogFile(self._path(session, segment), self._timeout)
                 except FileNotFoundError:
                     raise self._missing(session, segment) from None
-                for other, idle in list(self._logs.items()):  # more can be held locked than stay open
-                    if len(self._logs) <= self._max_open:
-                        break
-                    if other != key and idle.close(wait=False):
-                        del self._logs[other]
-            else:
-                self._logs.move_to_end(key)
+                self._logs[session, segment] = log
             return log
-
-    def _drop(self, session: str, segment: str, log: LogFile) -> None:
-        """The file is not the segment's any more: the next call opens what is there now."""
-        with self._lock:
-            if self._logs.get((session, segment)) is log:
-                del self._logs[session, segment]
-        log.close(wait=False)
 
     def _missing(self, session: str, segment: str) -> JournalError:
         if self._is_deleted(session, segment):
@@ -160,17 +141,37 @@ class FsStore(Store):
     @contextmanager
     def _locked(self, session: str, segment: str, operation: str = "change") -> Iterator[LogFile]:
         """The segment's log under its lock, its end not yet looked at."""
-        while True:
-            log = self._open(session, segment)
-            if log.lock():
-                try:
-                    yield log
-                    return
-                except OSError as error:
-                    raise io_error(operation, log.path, error) from error
-                finally:
-                    log.unlock()
-            self._drop(session, segment, log)
+        while not (log := self._open(session, segment)).lock():
+            with self._lock:  # its name leads to another file now: open what is there
+                if self._logs.get((session, segment)) is log:
+                    del self._logs[session, segment]
+            log.close(wait=False)
+        try:
+            yield log
+        except OSError as error:
+            raise io_error(operation, log.path, error) from error
+        finally:
+            log.unlock()
+
+    def _flush(self) -> None:
+        """The thread that syncs each log at most `flush_interval` after an append; it starts with the first one."""
+        while not self._stop.is_set():
+            self._wake.wait()
+            self._stop.wait(self._flush_interval)
+            self._wake.clear()
+            with self._lock:
+                due = [log for log in self._logs.values() if log.is_unsynced]
+            for log in due:
+                log.sync_quietly()
+
+    def _sync_soon(self, log: LogFile) -> None:
+        log.is_unsynced = True
+        if self._flusher is None:
+            with self._lock:
+                if self._flusher is None:
+                    self._flusher = threading.Thread(target=self._flush, name="journal-flush", daemon=True)
+                    self._flusher.start()
+        self._wake.set()
 
     # ---- writing -------------------------------------------------------------------------------
 
@@ -197,92 +198,78 @@ class FsStore(Store):
                 log.sync()
                 failpoints.hit(APPEND_SYNCED)
             elif self._durability is Durability.FLUSH:
-                log.is_unsynced = True
-                self._flusher.note(log)
+                self._sync_soon(log)
         return head
 
     def create_segment(self, session: str, segment: str, entries: Iterable[Entry] = ()) -> Head:
         path = self._path(session, segment)
-        check_new_header(session, segment, entries)
-        lines = codec.WholeSegment(entries, self.limits, self._clock())
+        lines = codec.NewSegment(session, segment, entries, self.limits, self._clock())
         self._check_open()
         if self._is_deleted(session, segment):
             raise SegmentDeletedError(session, segment)
-        files.make_directory(path.parent)
-        with self._locked_directory(session, LOCK_SH) as directory:
+        _make_directory(path.parent)
+        with io_errors("create", path), self._locked_directory(session, LOCK_SH) as directory:
             if directory is None or self._is_deleted(session, segment):
                 raise SegmentDeletedError(session, segment)
             self._sweep(path.parent)
-            temporary = path.with_name(f".{segment}.{os.getpid()}-{secrets.token_hex(6)}.tmp")
-            files.write_new(temporary, lines)
+            draft = path.with_name(f".{segment}.{os.getpid()}-{secrets.token_hex(6)}.tmp")
+            _write_new(draft, lines)
             try:
                 failpoints.hit(CREATE_WRITTEN)
-                os.link(temporary, path, follow_symlinks=False)
+                self._link(draft, path)
                 failpoints.hit(CREATE_LINKED)
-            except FileExistsError:
-                raise AlreadyExistsError(
-                    f"Session {session} has a segment {segment} already.",
-                    next_step="Append to it, or create one with a new id.",
-                ) from None
-            except FileNotFoundError:
-                raise BusyError(
-                    f"The creation of {path} took so long that it was swept away as stale.", next_step="Call again."
-                ) from None
-            except OSError as error:
-                raise io_error("create", path, error) from error
             finally:
-                temporary.unlink(missing_ok=True)
+                draft.unlink(missing_ok=True)
             failpoints.hit(CREATE_UNLINKED)
-            files.sync_directory(path.parent)
+            sync(path.parent)
             failpoints.hit(CREATE_SYNCED)
         return lines.head
 
+    def _link(self, draft: Path, path: Path) -> None:
+        try:
+            os.link(draft, path, follow_symlinks=False)
+        except FileExistsError:
+            raise AlreadyExistsError(
+                f"Session {path.parent.name} has a segment {path.stem} already.",
+                next_step="Append to it, or create one with a new id.",
+            ) from None
+        except FileNotFoundError:
+            raise BusyError(
+                f"The creation of {path} took so long that it was swept away as stale.", next_step="Call again."
+            ) from None
+
     def _sweep(self, directory: Path) -> None:
         """Remove what crashed creations left behind more than a minute ago."""
-        for found in files.entries(directory):
-            if found.name.startswith(".") and found.name.endswith(".tmp"):
+        for item in _entries(directory):
+            if item.name.startswith(".") and item.name.endswith(".tmp"):
                 with suppress(OSError):
-                    if time.time() - found.stat(follow_symlinks=False).st_mtime >= _STALE_SECONDS:
-                        Path(found.path).unlink(missing_ok=True)
+                    if time.time() - item.stat(follow_symlinks=False).st_mtime >= _STALE_SECONDS:
+                        Path(item.path).unlink(missing_ok=True)
 
-    def truncate(
-        self, session: str, segment: str, n: int, *, expected_head: Head | None = None, keep_suffix: bool = True
-    ) -> Truncation:
+    def truncate(self, session: str, segment: str, n: int, *, expected_head: Head | None = None) -> Truncation:
         with self._locked(session, segment, "truncate") as log:
-            current: Head | None = None
-            try:
-                current = scan.end_of(log.source).head
-            except scan.DamageError as damage:
-                if expected_head is not None:
-                    raise scan.first_corrupt(log.source, damage) from None
-            check_cut(segment, n, current or Head(max(n, 0), 0), expected_head)
-            if current is not None and n == current.seq:
+            end = plan_truncation(log.source, segment, n, expected_head)
+            if end is None:
                 log.settle()
-                return Truncation(current, None)
-            offset, head = scan.end_of_entry(log.source, segment, n)
-            return Truncation(head, self._cut(log, offset, f"removed-{n + 1}" if keep_suffix else None))
+                return Truncation(log.head, None)
+            return Truncation(end[1], self._cut(log, end[0], f"removed-{n + 1}"))
 
-    def cut(self, session: str, segment: str, offset: int, label: str | None, expected_size: int) -> str | None:
+    def cut(self, session: str, segment: str, offset: int, label: str, expected_size: int) -> str:
         with self._locked(session, segment, "truncate") as log:
             if log.source.size() != expected_size:
                 raise changed_meanwhile(segment)
             return self._cut(log, offset, label)
 
-    def _cut(self, log: LogFile, offset: int, label: str | None) -> str | None:
-        saved: Path | None = None
-        if label is not None:
-            saved = log.path.with_name(f"{log.path.stem}.{label}.{new_id()[-12:]}.saved")
-            try:
-                files.write_new(saved, files.chunks(log.fd, offset, log.source.size()))
-            except OSError as error:
-                raise io_error("save the removed entries to", saved, error) from error
-            files.sync_directory(saved.parent)
-            failpoints.hit(CUT_SAVED)
+    def _cut(self, log: LogFile, offset: int, label: str) -> str:
+        saved = log.path.with_name(f"{log.path.stem}.{label}.{new_id()[-12:]}.saved")
+        _write_new(saved, chunks(log.source, offset))
+        sync(saved.parent)
+        failpoints.hit(CUT_SAVED)
         os.ftruncate(log.fd, offset)
         failpoints.hit(CUT_DONE)
         log.sync()
         failpoints.hit(CUT_SYNCED)
-        return None if saved is None else str(saved)
+        return str(saved)
 
     def sync(self, session: str, segment: str) -> None:
         with self._locked(session, segment) as log:
@@ -291,7 +278,11 @@ class FsStore(Store):
     def close(self) -> None:
         if self._closed:
             return
-        self._flusher.close()
+        self._stop.set()
+        self._wake.set()
+        if self._flusher is not None:
+            self._flusher.join()
+        atexit.unregister(self.close)
         with self._lock:
             self._closed = True
             logs = list(self._logs.values())
@@ -306,7 +297,7 @@ class FsStore(Store):
 
     def _is_deleted(self, session: str, segment: str) -> bool:
         tombstones = self.root / f"{session}.deleted", self.root / session / f"{segment}.deleted"
-        return any(map(files.present, tombstones))
+        return any(_status(path) is not None for path in tombstones)
 
     @contextmanager
     def _locked_directory(self, session: str, kind: int) -> Iterator[Path | None]:
@@ -320,14 +311,14 @@ class FsStore(Store):
         except OSError as error:
             raise io_error("open the directory", directory, error) from error
         try:
-            files.take(fd, kind, directory, self._timeout)
+            take_lock(fd, kind, directory, self._timeout)
             yield directory if os.fstat(fd).st_nlink else None
         finally:
             os.close(fd)
 
     def delete_session(self, session: str, *, modified_at: int | None = None) -> bool:
         tombstone, known = self.root / f"{check_id(session, 'session')}.deleted", bool(self.segment_ids(session))
-        if not known and not (files.present(tombstone) and files.present(self.root / session)):
+        if not known and (_status(tombstone) is None or _status(self.root / session) is None):
             return False
         if modified_at is None:
             self._mark(tombstone)  # first, or creations could keep it waiting
@@ -339,13 +330,11 @@ class FsStore(Store):
                 if self.session_modified_at(session) != modified_at:
                     return False
                 self._mark(tombstone)
-            try:
+            with io_errors("delete", self.root / session):
                 if directory is not None:
                     shutil.rmtree(directory)
-            except OSError as error:
-                raise io_error("delete", self.root / session, error) from error
-            failpoints.hit(SESSION_REMOVED)
-            files.sync_directory(self.root)
+                failpoints.hit(SESSION_REMOVED)
+                sync(self.root)
         with suppress(OSError):
             self._owner_path(session).unlink(missing_ok=True)
         self._traces.remove_session(session)
@@ -353,9 +342,9 @@ class FsStore(Store):
 
     def _mark(self, tombstone: Path) -> None:
         """An empty file: a full disk has room for its name, and its time says when."""
-        with suppress(FileExistsError):
-            files.write_new(tombstone, [])
-        files.sync_directory(tombstone.parent)
+        with io_errors("write", tombstone):
+            open_private(tombstone, "ab").close()
+            sync(tombstone.parent)
         failpoints.hit(SESSION_MARKED)
 
     # ---- owner and traces ----------------------------------------------------------------------
@@ -365,7 +354,7 @@ class FsStore(Store):
 
     def own(self, session: str) -> OwnerLock:
         path = self._owner_path(session)
-        files.make_directory(path.parent)
+        _make_directory(path.parent)
         return OwnerLock(path, f"Session {session}")
 
     def owner(self, session: str) -> Owner | None:
@@ -382,30 +371,29 @@ class FsStore(Store):
     # ---- what exists, reading ------------------------------------------------------------------
 
     def exists(self, session: str, segment: str) -> bool:
-        return files.is_regular(self._path(session, segment))
+        path = self._path(session, segment)
+        status = _status(path)
+        if status is not None and not stat.S_ISREG(status.st_mode):
+            raise NotARegularFileError("use", path, OSError("not a regular file"))
+        return status is not None
 
     def session_ids(self) -> list[str]:
         return [
-            found.name
-            for found in files.entries(self.root)
-            if is_id(found.name) and found.is_dir(follow_symlinks=False) and self.segment_ids(found.name)
+            item.name
+            for item in _entries(self.root)
+            if is_id(item.name) and item.is_dir(follow_symlinks=False) and self.segment_ids(item.name)
         ]
 
     def segment_ids(self, session: str) -> list[str]:
         return [
-            found.name.removesuffix(_LOG)
-            for found in files.entries(self.root / check_id(session, "session"))
-            if found.name.endswith(_LOG) and is_id(found.name[: -len(_LOG)]) and found.is_file(follow_symlinks=False)
+            item.name.removesuffix(_LOG)
+            for item in _entries(self.root / check_id(session, "session"))
+            if item.name.endswith(_LOG) and is_id(item.name[: -len(_LOG)]) and item.is_file(follow_symlinks=False)
         ]
 
     def modified_at(self, session: str, segment: str) -> int | None:
-        path = self._path(session, segment)
-        try:
-            return path.lstat().st_mtime_ns // 1_000_000
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise io_error("look at", path, error) from error
+        status = _status(self._path(session, segment))
+        return None if status is None else status.st_mtime_ns // 1_000_000
 
     def location(self, session: str, segment: str) -> str:
         return str(self._path(session, segment))
@@ -414,14 +402,64 @@ class FsStore(Store):
     def source(self, session: str, segment: str, *, still: bool = False) -> Iterator[FileSource]:
         path = self._path(session, segment)
         try:
-            fd = files.open_regular(path, os.O_RDONLY)
+            fd = open_regular(path, os.O_RDONLY)
         except FileNotFoundError:
             raise self._missing(session, segment) from None
         try:
             if still:
-                files.take(fd, LOCK_SH, path, self._timeout)
-            yield FileSource(fd, path)
-        except OSError as error:
-            raise io_error("read", path, error) from error
+                take_lock(fd, LOCK_SH, path, self._timeout)
+            with io_errors("read", path):
+                yield FileSource(fd, path)
         finally:
             os.close(fd)
+
+
+# -- files ---------------------------------------------------------------------------------------------------------
+
+
+def _status(path: Path) -> os.stat_result | None:
+    """What is under this name, links not followed; ``None``: nothing.
+
+    :raises AccessDeniedError: it cannot be known.
+    """
+    with io_errors("look at", path):
+        try:
+            return path.lstat()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+
+def _entries(directory: Path) -> list[os.DirEntry[str]]:
+    """What is in *directory*; nothing when there is none."""
+    with io_errors("list", directory):
+        try:
+            with os.scandir(directory) as names:
+                return list(names)
+        except FileNotFoundError:
+            return []
+
+
+def _write_new(path: Path, parts: Iterable[bytes]) -> None:
+    """A new durable file with *parts*, whole or not at all; its directory is not synced.
+
+    The name must be free.
+    """
+    with io_errors("write", path):
+        file = open_private(path, "xb", buffering=1 << 20)
+        try:
+            with file:
+                file.writelines(parts)
+                file.flush()
+                os.fsync(file.fileno())
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+
+
+def _make_directory(path: Path) -> None:
+    """Make *path* and its parents, private and durable."""
+    if _status(path) is None:
+        _make_directory(path.parent)
+        with io_errors("create the directory", path):
+            make_private(path)
+            sync(path.parent)

@@ -2,26 +2,79 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 import threading
-from fcntl import LOCK_EX, LOCK_UN, flock
+import time
+from collections.abc import Iterator
+from fcntl import LOCK_EX, LOCK_NB, LOCK_UN, flock
 from pathlib import Path
 
 from headwater import failpoints
-from headwater.journal import codec, files, scan
+from headwater.journal import reader
+from headwater.journal.codec import CRC_TAIL
 from headwater.journal.entry import EMPTY, Head
-from headwater.journal.errors import SyncFailedError, io_error
+from headwater.journal.errors import BusyError, NotARegularFileError, StoreIoError, SyncFailedError, io_error
+from headwater.journal.reader import DamageError, Position, Reader, SegmentBytes
+from headwater.journal.store import settled_end
+from headwater.system.owner_lock import lock_holder
 
 APPEND_BEFORE_WRITE = failpoints.register("journal.fs.append.before_write")
 APPEND_WRITTEN = failpoints.register("journal.fs.append.after_write")
 TAIL_FOUND = failpoints.register("journal.fs.tail.before_repair")
 TAIL_CUT = failpoints.register("journal.fs.tail.after_repair")
 
-_TAIL = codec.CRC_TAIL + 1
+_TAIL = CRC_TAIL + 1
+
+
+def open_regular(path: Path, flags: int) -> int:
+    """Open an existing regular file; a link, directory or pipe in its place is refused.
+
+    :raises FileNotFoundError: there is nothing. :raises NotARegularFileError: there is something else.
+    :raises AccessDeniedError: not allowed to look.
+    """
+    try:
+        fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise io_error("open", path, error) from error
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise NotARegularFileError("open", path, OSError(errno.EISDIR, ""))
+    return fd
+
+
+def _busy(fd: int, path: Path, timeout: float) -> BusyError:
+    holder = lock_holder(fd)
+    by = f" by {holder}" if holder else ""
+    return BusyError(f"{path} was locked{by} for {timeout:g} s.", next_step="Call again.")
+
+
+def take_lock(fd: int, kind: int, path: Path, timeout: float) -> None:
+    """Lock *fd* with `flock`; closing it, or `LOCK_UN`, releases the lock.
+
+    A holder that is stopped, swapped out or waits for its disk does not block others for ever.
+
+    :raises BusyError: not free within *timeout* seconds; names the holder.
+    """
+    deadline, pause = time.monotonic() + timeout, 0.00005
+    while True:
+        try:
+            flock(fd, kind | LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise _busy(fd, path, timeout) from None
+        except OSError as error:
+            raise io_error("lock", path, error) from error
+        time.sleep(pause)
+        pause = min(pause * 1.5, 0.005)
 
 
 class FileSource:
-    """The bytes of an open file as a :class:`~headwater.journal.scan.Source`."""
+    """The bytes of an open file as a :class:`~headwater.journal.reader.SegmentBytes`."""
 
     __slots__ = ("_fd", "name")
 
@@ -34,12 +87,16 @@ class FileSource:
 
     def read(self, offset: int, length: int) -> bytes:
         data = os.pread(self._fd, length, offset)
-        while 0 < len(data) < length:
-            more = os.pread(self._fd, length - len(data), offset + len(data))
-            if not more:
-                break
+        while 0 < len(data) < length and (more := os.pread(self._fd, length - len(data), offset + len(data))):
             data += more
         return data
+
+
+def chunks(source: SegmentBytes, offset: int) -> Iterator[bytes]:
+    """The bytes of *source* from *offset* on."""
+    while data := source.read(offset, reader.CHUNK):
+        yield data
+        offset += len(data)
 
 
 class LogFile:
@@ -51,13 +108,13 @@ class LogFile:
 
     def __init__(self, path: Path, timeout: float) -> None:
         self.path, self._timeout = path, timeout
-        self.fd = files.open_regular(path, os.O_RDWR | os.O_APPEND)
+        self.fd = open_regular(path, os.O_RDWR | os.O_APPEND)
         self.source = FileSource(self.fd, path)
         self.head, self.offset, self._tail = EMPTY, -1, b""
         self.failed: SyncFailedError | None = None
         self.is_unsynced = False
         self._keys: dict[str, Head] = {}
-        self._keys_end = scan.START
+        self._keys_end = reader.START
         self._thread_lock, self._sync_lock = threading.Lock(), threading.Lock()
 
     def lock(self) -> bool:
@@ -66,19 +123,16 @@ class LogFile:
         :raises BusyError: not free within the timeout; names the holder.
         """
         if not self._thread_lock.acquire(timeout=self._timeout):
-            raise files.busy(self.fd, self.path, self._timeout)
+            raise _busy(self.fd, self.path, self._timeout)
+        is_ours = False
         try:
             if self.fd >= 0:
-                files.take(self.fd, LOCK_EX, self.path, self._timeout)
-                if self._is_named():
-                    return True
-                flock(self.fd, LOCK_UN)
-        except BaseException:
-            flock(self.fd, LOCK_UN)
-            self._thread_lock.release()
-            raise
-        self._thread_lock.release()
-        return False
+                take_lock(self.fd, LOCK_EX, self.path, self._timeout)
+                is_ours = self._is_named()
+            return is_ours
+        finally:
+            if not is_ours:
+                self.unlock()
 
     def _is_named(self) -> bool:
         try:
@@ -89,7 +143,8 @@ class LogFile:
             raise io_error("look at", self.path, error) from error
 
     def unlock(self) -> None:
-        flock(self.fd, LOCK_UN)
+        if self.fd >= 0:
+            flock(self.fd, LOCK_UN)
         self._thread_lock.release()
 
     def settle(self) -> None:
@@ -97,10 +152,7 @@ class LogFile:
         size = os.fstat(self.fd).st_size
         if size == self.offset and os.pread(self.fd, _TAIL, max(0, size - _TAIL)) == self._tail:
             return
-        try:
-            end = scan.end_of(self.source, size)
-        except scan.DamageError as damage:
-            raise scan.first_corrupt(self.source, damage) from None
+        end = settled_end(self.source, size)
         if end.offset < size:
             failpoints.hit(TAIL_FOUND)
             os.ftruncate(self.fd, end.offset)
@@ -109,26 +161,37 @@ class LogFile:
         self.head, self.offset, self._tail = end.head, end.offset, os.pread(self.fd, end.offset - tail, tail)
 
     def write(self, data: bytes, head: Head) -> None:
-        """Add *data*, which ends with *head*, at the end that is known."""
+        """Add *data*, which ends with *head*, at the end that is known, in one call; or put that end back.
+
+        :raises NoRoomError: the disk or the file size limit is full.
+        :raises StoreIoError: other failures, also of putting the end back: the next append does it then.
+        """
         failpoints.hit(APPEND_BEFORE_WRITE)
-        files.write_whole(self.fd, data, self.offset, self.path)
+        try:
+            written = os.write(self.fd, data)
+            while written < len(data):  # a short write: the next call says why, or goes on
+                written += os.write(self.fd, data[written:])
+        except BaseException as error:
+            try:
+                os.ftruncate(self.fd, self.offset)
+            except OSError as second:
+                raise StoreIoError(f"undo a failed write ({error}) to", self.path, second) from error
+            raise
         failpoints.hit(APPEND_WRITTEN)
         self.head, self.offset, self._tail = head, self.offset + len(data), (self._tail + data)[-_TAIL:]
 
     def head_of_key(self, key: str) -> Head | None:
         """The head that the append with *key* returned. Reads only what was added since the last call."""
-        known = self._keys_end
-        if not scan.stands(self.source, known):
-            self._keys, known = {}, scan.START
+        if not reader.stands(self.source, self._keys_end):
+            self._keys, self._keys_end = {}, reader.START
         try:
-            for block in scan.Forward(self.source, known, end=self.offset):
-                for entry in block:
-                    if entry.key is not None:
-                        self._keys.setdefault(entry.key, entry.head)
-        except scan.DamageError as damage:
-            self._keys_end = scan.START
-            raise scan.corrupt(self.source, damage) from None
-        self._keys_end = scan.Place(self.offset, self.head)
+            for entry in Reader(self.source, self._keys_end, end=self.offset):
+                if entry.key is not None:
+                    self._keys.setdefault(entry.key, entry.head)
+        except DamageError as damage:
+            self._keys_end = reader.START
+            raise reader.corrupt(self.source, damage) from None
+        self._keys_end = Position(self.offset, self.head)
         return self._keys.get(key)
 
     # ---- durability: a sync that failed is never tried again -----------------------------------------
@@ -153,67 +216,20 @@ class LogFile:
                 try:
                     os.fdatasync(self.fd)
                 except OSError as error:
-                    step = "Check the disk, open the store again and compare the head before you go on."
-                    self.failed = SyncFailedError("sync", str(self.path), error, next_step=step)
+                    self.failed = SyncFailedError("sync", self.path, error)
 
-    def close(self, *, wait: bool) -> bool:
-        """Sync what is owed and close; ``False``: a thread is at work with it, or the sync failed."""
-        if not self._thread_lock.acquire(wait):
-            return False
-        try:
-            if self.is_unsynced:
-                self.sync_quietly()
-            if self.failed is None or wait:
+    def close(self, *, wait: bool) -> None:
+        """Sync what is owed and close, unless a thread is at work with it and is not to be waited for."""
+        if self._thread_lock.acquire(wait):
+            try:
+                if self.is_unsynced:
+                    self.sync_quietly()
                 self.abandon()
-            return self.fd < 0
-        finally:
-            self._thread_lock.release()
+            finally:
+                self._thread_lock.release()
 
     def abandon(self) -> None:
         """Close without a look at the locks: in a forked child those are the parent's."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)
-
-
-class Flusher:
-    """Syncs each noted log at most *interval* seconds after it was noted, in a thread that starts with the first."""
-
-    def __init__(self, interval: float) -> None:
-        self.interval = interval
-        self.reset()
-
-    def reset(self) -> None:
-        """In a forked child: what the parent's thread owes, the parent syncs."""
-        self._lock, self._wake, self._stop = threading.Lock(), threading.Event(), threading.Event()
-        self._due: set[LogFile] = set()
-        self._thread: threading.Thread | None = None
-
-    def note(self, log: LogFile) -> None:
-        with self._lock:
-            self._due.add(log)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="journal-flush", daemon=True)
-                self._thread.start()
-        self._wake.set()
-
-    def _run(self) -> None:
-        while not self._stop.is_set():
-            self._wake.wait()
-            self._stop.wait(self.interval)
-            self._wake.clear()
-            self._flush()
-
-    def _flush(self) -> None:
-        with self._lock:
-            due, self._due = self._due, set()
-        for log in due:
-            log.sync_quietly()
-
-    def close(self) -> None:
-        """Sync what is owed and end the thread."""
-        self._stop.set()
-        self._wake.set()
-        if self._thread is not None:
-            self._thread.join()
-        self._flush()

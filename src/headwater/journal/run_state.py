@@ -5,12 +5,9 @@ kind               effect on the state
 =================  ==================================================================================
 `segment_start`    ids, `pipeline`, `config`; `state` (what a fork or compaction carries) replaces everything
 `run_started`      a run is open: `interrupted` until it says how it ended
-`command`          an operator's command, into the history
-`barrier`          into the history, as `commit_started`, `commit_finished`, `notice` and `phase_changed`
-`epoch_end`        sets `epoch_count`
+`command`          an operator's command, into the history, as `notice` and `phase_changed`
 `run_completed`    sets `interrupted` to its flag (a paused run is interrupted)
 `run_failed`       sets `interrupted` to its flag, true when absent; into the history
-`config_changed`   replaces `config`
 `metric`           none: figures stay in the segment
 =================  ==================================================================================
 
@@ -40,27 +37,14 @@ class RunKind(enum.StrEnum):
     SEGMENT_START = SEGMENT_START
     RUN_STARTED = "run_started"
     COMMAND = "command"
-    BARRIER = "barrier"
-    COMMIT_STARTED = "commit_started"
-    COMMIT_FINISHED = "commit_finished"
     NOTICE = "notice"
     PHASE_CHANGED = "phase_changed"
-    EPOCH_END = "epoch_end"
+    METRIC = "metric"
     RUN_COMPLETED = "run_completed"
     RUN_FAILED = "run_failed"
-    CONFIG_CHANGED = "config_changed"
-    METRIC = "metric"
 
 
-_HISTORY = {
-    RunKind.COMMAND,
-    RunKind.BARRIER,
-    RunKind.COMMIT_STARTED,
-    RunKind.COMMIT_FINISHED,
-    RunKind.NOTICE,
-    RunKind.PHASE_CHANGED,
-    RunKind.RUN_FAILED,
-}
+_HISTORY = {RunKind.COMMAND, RunKind.NOTICE, RunKind.PHASE_CHANGED, RunKind.RUN_FAILED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +54,6 @@ class Item:
     kind: str
     fields: Mapping[str, Any] = field(default_factory=dict)
     seq: int = field(default=0, compare=False)
-
-    def to_json(self) -> dict[str, Any]:
-        return {"kind": self.kind, "fields": dict(self.fields)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +65,6 @@ class RunState:
     pipeline: str | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
     history: tuple[Item, ...] = ()
-    epoch_count: int = 0
     interrupted: bool = False
     entries_count: int = 0
     forgotten: int = 0
@@ -101,12 +81,8 @@ class RunState:
 
     def to_json(self) -> dict[str, Any]:
         """What a child carries: everything but ids and counts of entries."""
-        return {
-            "history": [item.to_json() for item in self.history],
-            "epoch_count": self.epoch_count,
-            "interrupted": self.interrupted,
-            "forgotten": self.forgotten,
-        }
+        history = [{"kind": item.kind, "fields": dict(item.fields)} for item in self.history]
+        return {"history": history, "interrupted": self.interrupted, "forgotten": self.forgotten}
 
 
 def replay(entries: Iterable[Entry]) -> RunState:
@@ -133,39 +109,31 @@ class Fold:
     def add(self, entry: Entry) -> None:
         """Add one entry. Each step reads all that it needs first: an entry of another shape changes nothing."""
         self._count += 1
-        try:
-            self._step(entry)
-        except (TypeError, ValueError, KeyError):
-            pass
-
-    def _step(self, entry: Entry) -> None:
-        fields, state = entry.fields, self._state
+        fields = entry.fields
         match entry.kind:
             case RunKind.SEGMENT_START:
-                self._start(fields)
+                try:
+                    self._start(fields)
+                except (TypeError, KeyError):
+                    pass
             case RunKind.RUN_STARTED:
-                self._state = replace(state, interrupted=True)
+                self._state = replace(self._state, interrupted=True)
             case RunKind.RUN_COMPLETED:
-                self._state = replace(state, interrupted=bool(fields.get("interrupted", False)))
+                self._state = replace(self._state, interrupted=bool(fields.get("interrupted", False)))
             case RunKind.RUN_FAILED:
-                self._state = replace(state, interrupted=bool(fields.get("interrupted", True)))
-            case RunKind.EPOCH_END:
-                self._state = replace(state, epoch_count=_number(fields.get("epoch_count", state.epoch_count + 1)))
-            case RunKind.CONFIG_CHANGED:
-                self._state = replace(state, config=_mapping(fields.get("config")))
+                self._state = replace(self._state, interrupted=bool(fields.get("interrupted", True)))
         if entry.kind in _HISTORY:
             self._forgotten += len(self._history) == KEPT
             self._history.append(Item(entry.kind, fields, entry.seq))
 
     def _start(self, fields: Mapping[str, Any]) -> None:
-        carried = _mapping(fields.get("state"))
+        carried, config = _mapping(fields.get("state")), _mapping(fields.get("config"))
         history, forgotten = _items(carried.get("history")), _number(carried.get("forgotten", 0))
         self._state = RunState(
             fields.get("session_id"),
             fields.get("segment_id"),
             fields.get("pipeline"),
-            _mapping(fields.get("config")),
-            epoch_count=_number(carried.get("epoch_count", 0)),
+            config,
             interrupted=bool(carried.get("interrupted", False)),
         )
         self._history = deque(history, maxlen=KEPT)

@@ -5,7 +5,7 @@ A *session* is a family of runs, a *segment* one linear log of it, an *entry* on
 
 All calls are synchronous and safe for threads; appends, truncations and deletes are safe between processes. Reads
 take no lock: they see a prefix of what is committed, never part of an entry or of a batch. A backend gives the bytes
-of a segment as a :class:`~headwater.journal.scan.Source`; reading is the same code for all.
+of a segment as a :class:`~headwater.journal.reader.SegmentBytes`; reading is the same code for all.
 """
 
 from __future__ import annotations
@@ -19,16 +19,15 @@ from contextlib import AbstractContextManager
 from typing import Any, Literal, Self
 
 from headwater.errors import InputError
-from headwater.journal import codec, scan
-from headwater.journal.entry import EMPTY, SEGMENT_START, Entry, Head, Limits, Rewound, Truncation, check_id
+from headwater.journal import reader
+from headwater.journal.entry import EMPTY, Entry, Head, Limits, Rewound, Truncation, check_id
 from headwater.journal.errors import (
     BoundaryNotFoundError,
     BusyError,
     HeadConflictError,
-    InvalidEntryError,
-    JournalError,
     SegmentCutError,
 )
+from headwater.journal.reader import DamageError, Position, Reader, SegmentBytes
 from headwater.system.owner_lock import Owner, OwnerLock
 
 Order = Literal["created", "active"]
@@ -46,10 +45,10 @@ class Store(ABC):
     def create_segment(self, session: str, segment: str, entries: Iterable[Entry] = ()) -> Head:
         """Create a segment with *entries*, all or nothing, durable on return at every durability level.
 
-        :param entries: a sequence, or an iterator, which is written as it comes and can be longer than memory.
+        :param entries: written as they come, so they can be longer than memory.
         :raises AlreadyExistsError: the segment exists.
         :raises SegmentDeletedError: it, or its session, was deleted.
-        :raises InvalidEntryError: the first entry is a `segment_start` of other ids.
+        :raises InvalidEntryError: the first entry is a `segment_start` of other ids, or one is not JSON.
         """
 
     @abstractmethod
@@ -68,18 +67,16 @@ class Store(ABC):
         :param idempotency_key: when an entry of the segment has this key already, write nothing and return its head.
         :raises SegmentNotFoundError: there is no such segment, or it was deleted.
         :raises HeadConflictError: the head is another one; the error holds it.
-        :raises SerialisationError: not JSON.
+        :raises InvalidEntryError: not JSON.
         :raises CorruptError: the last committed line is damaged.
         :raises NoRoomError: the disk is full; the log is as before.
         """
 
     @abstractmethod
-    def truncate(
-        self, session: str, segment: str, n: int, *, expected_head: Head | None = None, keep_suffix: bool = True
-    ) -> Truncation:
+    def truncate(self, session: str, segment: str, n: int, *, expected_head: Head | None = None) -> Truncation:
         """Keep the first *n* entries, in place: every byte of them stays, and damage after them can be cut too.
 
-        The removed ones are saved beside the segment unless *keep_suffix* is False.
+        The removed ones are saved beside the segment.
 
         :raises BoundaryNotFoundError: there are fewer than *n* entries.
         :raises InvalidEntryError: *n* is inside a batch.
@@ -87,12 +84,12 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def cut(self, session: str, segment: str, offset: int, label: str | None, expected_size: int) -> str | None:
+    def cut(self, session: str, segment: str, offset: int, label: str, expected_size: int) -> str:
         """Cut the segment's bytes at *offset* if it still has *expected_size* bytes; save them under *label* first.
 
-        The tool of `repair`: looks at no entry.
+        The tool of `repair`: looks at no entry. Returns where they are.
 
-        :raises BusyError: it has another size: somebody wrote meanwhile.
+        :raises BusyError: it has another size: another process wrote meanwhile.
         """
 
     @abstractmethod
@@ -171,9 +168,8 @@ class Store(ABC):
 
     def list_segments(self, session: str, *, limit: int | None = None, order_by: Order = "created") -> list[str]:
         """Segments of *session*, most recent first; none for an unknown session."""
-        return _newest_first(self.segment_ids(session), order_by, lambda segment: self.modified_at(session, segment))[
-            :limit
-        ]
+        names = self.segment_ids(session)
+        return _newest_first(names, order_by, lambda segment: self.modified_at(session, segment))[:limit]
 
     def lookup_session_of(self, segment: str) -> str | None:
         """The session that holds *segment*, the newest when several do; None when none does."""
@@ -183,7 +179,7 @@ class Store(ABC):
     # ---- reading -------------------------------------------------------------------------------
 
     @abstractmethod
-    def source(self, session: str, segment: str, *, still: bool = False) -> AbstractContextManager[scan.Source]:
+    def source(self, session: str, segment: str, *, still: bool = False) -> AbstractContextManager[SegmentBytes]:
         """The segment's bytes, for reading. :param still: no writer is inside an append or truncation meanwhile.
 
         :raises SegmentNotFoundError: there is none.
@@ -193,17 +189,10 @@ class Store(ABC):
         """The head, from the last line only: its price does not grow with the segment."""
         try:
             with self.source(session, segment) as source:
-                return scan.end_of(source).head
-        except scan.DamageError:
-            return self._settled_end(session, segment).head
-
-    def _settled_end(self, session: str, segment: str) -> scan.Place:
-        """The end as seen while nobody writes: what looks damaged now is."""
-        with self.source(session, segment, still=True) as source:
-            try:
-                return scan.end_of(source)
-            except scan.DamageError as damage:
-                raise scan.first_corrupt(source, damage) from None
+                return reader.end_of(source).head
+        except DamageError:  # perhaps only because a writer was at work: look again while none is
+            with self.source(session, segment, still=True) as source:
+                return settled_end(source).head
 
     def read_entry_count(self, session: str, segment: str) -> int:
         """How many entries there are: O(1)."""
@@ -217,7 +206,7 @@ class Store(ABC):
         """
         while True:
             try:
-                return list(itertools.chain.from_iterable(self.blocks(session, segment)))
+                return list(self._read(session, segment))
             except SegmentCutError:
                 continue
 
@@ -229,7 +218,7 @@ class Store(ABC):
         """
         if from_seq < 1 or (limit is not None and limit < 0):
             raise InputError(f"Received from_seq={from_seq}, limit={limit}; valid are from_seq ≥ 1 and limit ≥ 0.")
-        return itertools.islice(itertools.chain.from_iterable(self.blocks(session, segment, from_seq=from_seq)), limit)
+        return itertools.islice(self._read(session, segment, from_seq), limit)
 
     def tail(self, session: str, segment: str, n: int) -> list[Entry]:
         """The newest *n* entries, oldest first."""
@@ -243,55 +232,66 @@ class Store(ABC):
                 return entries[-n:]
         return []
 
-    def blocks(
-        self, session: str, segment: str, *, from_seq: int = 1, after: Head | None = None
-    ) -> Iterator[list[Entry]]:
-        """Entries in blocks of about a megabyte: what `iter` and `read_all` are made of.
+    def _read(self, session: str, segment: str, from_seq: int = 1, after: Head | None = None) -> Iterator[Entry]:
+        """Entries from *from_seq* on, or after the head *after*.
 
-        :param after: continue after this head.
         :raises SegmentCutError: there is no such head (any more).
         """
+        seq = from_seq if after is None else after.seq + 1
         with self.source(session, segment) as source:
-            seq = from_seq if after is None else after.seq + 1
-            try:
-                place = _place(source, seq)
-            except scan.DamageError:
-                with self.source(session, segment, still=True) as settled:
-                    place = _place_by_reading(settled, seq)
-            if after is not None and after != EMPTY and (place is None or place.head != after):
+            position = self._position(session, segment, source, seq)
+            if after is not None and after != EMPTY and (position is None or position.head != after):
                 raise SegmentCutError(segment, after.seq)
-            if place is None:
-                return
-            while True:
-                forward = scan.Forward(source, place)
+            while position is not None:
+                entries = Reader(source, position)
                 try:
-                    for block in forward:
-                        scan.check_header(source, session, segment, block)
-                        yield block
+                    for entry in entries:
+                        if entry.seq == 1:
+                            reader.check_header(source, entry, session, segment)
+                        yield entry
                     return
-                except scan.DamageError as damage:
-                    place = forward.place
-                    error = self._confirm(session, segment, place, damage)
-                    if error is not None:
-                        if isinstance(damage, scan.FoundDamageError) and damage.before:
-                            scan.check_header(source, session, segment, damage.before)
-                            yield damage.before
-                        raise error from None
-                # A truncation and an append passed between two reads: go on from the last good place.
+                except DamageError as damage:
+                    position = entries.position
+                    self._confirm(session, segment, position, damage)
 
-    def _confirm(self, session: str, segment: str, place: scan.Place, damage: scan.DamageError) -> JournalError | None:
-        """What *damage* found after *place* really is; None when it is gone while nobody writes."""
-        with self.source(session, segment, still=True) as source:
-            if not scan.stands(source, place):
-                return SegmentCutError(segment, place.head.seq)
-            again = scan.Forward(source, place)
+    def _position(self, session: str, segment: str, source: SegmentBytes, seq: int) -> Position | None:
+        """Where *seq* begins; None when it is beyond the end.
+
+        :raises CorruptError: the damage is before *seq*; what stands before damage can still be read.
+        """
+        if seq == 1:
+            return reader.START
+        try:
+            offset = reader.find_seq(source, seq, reader.line_begin(source, source.size()))
+            if offset is not None:
+                return Position(offset, Head(seq - 1, reader.crc_before(source, offset)))
+            end = reader.end_of(source)
+            if end.head.seq < seq:
+                return end if end.head.seq == seq - 1 else None
+        except DamageError:
+            pass
+        with self.source(session, segment, still=True) as settled:
+            entries = Reader(settled)
             try:
-                for _ in again:
-                    if again.place.offset > damage.place.offset:
-                        break
-            except scan.DamageError as found:
-                return scan.corrupt(source, found)
-        return None
+                return next((entries.position for entry in entries if entry.seq == seq - 1), None)
+            except DamageError as damage:
+                raise reader.corrupt(settled, damage) from None
+
+    def _confirm(self, session: str, segment: str, position: Position, damage: DamageError) -> None:
+        """Raise what *damage* after *position* really is; return when it is gone while no writer is at work.
+
+        Then a truncation and an append passed between two reads, and *position* still stands.
+        """
+        with self.source(session, segment, still=True) as source:
+            if not reader.stands(source, position):
+                raise SegmentCutError(segment, position.head.seq)
+            entries = Reader(source, position)
+            try:
+                for _ in entries:
+                    if entries.position.offset > damage.position.offset:
+                        return
+            except DamageError as real:
+                raise reader.corrupt(source, real) from None
 
     def follow(
         self,
@@ -317,61 +317,32 @@ class Store(ABC):
             last = before.head
         given: deque[Head] = deque([last], maxlen=_REMEMBERED)
         while not stop.is_set():
-            if self.head(session, segment) != last:
-                try:
-                    for block in self.blocks(session, segment, after=last):
-                        for entry in block:
-                            if stop.is_set():
-                                return
-                            last = entry.head
-                            given.append(last)
-                            yield entry
-                except SegmentCutError:
-                    last = self._common(session, segment, given)
-                    yield Rewound(last.seq)
+            if self.head(session, segment) == last:
+                stop.wait(poll)
                 continue
-            stop.wait(poll)
+            try:
+                for entry in self._read(session, segment, after=last):
+                    if stop.is_set():
+                        return
+                    last = entry.head
+                    given.append(last)
+                    yield entry
+            except SegmentCutError:
+                last = self._common(session, segment, given)
+                yield Rewound(last.seq)
 
     def _common(self, session: str, segment: str, given: deque[Head]) -> Head:
         """The newest of *given* that still stands; forgets the others."""
-        while given:
-            head = given[-1]
+        while given and (head := given[-1]) != EMPTY:
             try:
-                entry = next(self.iter(session, segment, from_seq=head.seq, limit=1), None) if head.seq else None
+                entry = next(self.iter(session, segment, from_seq=head.seq, limit=1), None)
             except SegmentCutError:
                 continue  # cut again
-            if head == EMPTY or (entry is not None and entry.head == head):
+            if entry is not None and entry.head == head:
                 return head
             given.pop()
         given.append(EMPTY)
         return EMPTY
-
-
-def _place(source: scan.Source, seq: int) -> scan.Place | None:
-    """Where *seq* begins; None when it is beyond the end."""
-    if seq == 1:
-        return scan.START
-    offset = scan.find_seq(source, seq, scan.last_newline(source, source.size()))
-    if offset is not None:
-        return scan.Place(offset, Head(seq - 1, scan.crc_before(source, offset)))
-    end = scan.end_of(source)
-    return end if end.head.seq == seq - 1 else None
-
-
-def _place_by_reading(source: scan.Source, seq: int) -> scan.Place | None:
-    """The same in a segment with damage: what stands before it can still be read.
-
-    :raises CorruptError: the damage is before *seq*.
-    """
-    try:
-        for block in scan.Forward(source):
-            if block[-1].seq >= seq - 1:
-                before = block[seq - 1 - block[0].seq]
-                offset = scan.find_seq(source, seq, source.size())
-                return None if offset is None else scan.Place(offset, before.head)
-    except scan.DamageError as damage:
-        raise scan.corrupt(source, damage) from None
-    return None
 
 
 def _newest_first(names: list[str], order_by: Order, active: Callable[[str], int | None]) -> list[str]:
@@ -383,28 +354,34 @@ def _newest_first(names: list[str], order_by: Order, active: Callable[[str], int
 # -- what every backend checks in the same way ---------------------------------------------------------------------
 
 
+def settled_end(source: SegmentBytes, size: int | None = None) -> Position:
+    """The end of *source* while no writer is at work: what looks damaged now is.
+
+    :raises CorruptError: for the first damage of the segment.
+    """
+    try:
+        return reader.end_of(source, size)
+    except DamageError as damage:
+        raise reader.first_corrupt(source, damage) from None
+
+
 def changed_meanwhile(segment: str) -> BusyError:
     """For a `cut` that was planned for other bytes."""
     return BusyError(f"Segment {segment} was changed while it was read.", next_step="Call again.")
 
 
-def check_cut(segment: str, n: int, current: Head, expected: Head | None) -> None:
-    """The checks of `truncate`."""
+def plan_truncation(source: SegmentBytes, segment: str, n: int, expected: Head | None) -> tuple[int, Head] | None:
+    """(offset after entry *n*, head there) for a `truncate`; None when there is nothing after it."""
     if n < 0:
         raise InputError(f"Received n={n}; valid is 0 or more.")
+    try:
+        current = reader.end_of(source).head
+    except DamageError as damage:
+        if expected is not None:
+            raise reader.first_corrupt(source, damage) from None
+        return reader.end_of_entry(source, segment, n)
     if expected is not None and expected != current:
         raise HeadConflictError(segment, expected, current)
     if n > current.seq:
         raise BoundaryNotFoundError(segment, n, current)
-
-
-def check_new_header(session: str, segment: str, entries: Iterable[Entry]) -> None:
-    """:raises InvalidEntryError: the first entry of a sequence is a `segment_start` of other ids."""
-    if not isinstance(entries, Sequence):
-        return
-    codec.check_entries(entries)
-    if entries and entries[0].kind == SEGMENT_START:
-        for name, value in (("session_id", session), ("segment_id", segment)):
-            stated = entries[0].fields.get(name, value)
-            if stated != value:
-                raise InvalidEntryError(f"The {SEGMENT_START} entry states {name} {stated}, the segment has {value}.")
+    return None if n == current.seq else reader.end_of_entry(source, segment, n)

@@ -31,7 +31,6 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from headwater.log_store.checksum import checksum
 from headwater.log_store.columns import OP, VNODE
 from headwater.log_store.errors import LogCorrupt, UnknownVersion
 from headwater.stream import Op, VnodeBitmap
@@ -45,7 +44,24 @@ _HEADER = struct.Struct("<BBHIIHH")
 _BLOCK = struct.Struct("<HHIQQ")
 _CHECKSUM = struct.Struct("<I")
 _CHECKED = 1
+_WORDS = 509
+_ROW = 8 * _WORDS
 _FIRST_OP, _OPS = np.uint8(Op.INSERT), np.uint8(Op.UPDATE_DELETE - Op.INSERT)
+
+
+def checksum(data: Any) -> int:
+    """The checksum of a buffer, for a tenth of what a CRC of all its bytes costs.
+
+    The bytes are a table of 64-bit little-endian words, 509 in a row; what is left over at the end is no row. The
+    checksum is the CRC-32 of the sum of each column (modulo 2⁶⁴, u64 each) and of the bytes left over. A word that
+    changed changes its column's sum; as 509 is a prime, pages that were lost, exchanged or moved have their words in
+    other columns.
+    """
+    size = len(data) // _ROW * _ROW
+    found = 0
+    if size:
+        found = zlib.crc32(np.add.reduce(np.frombuffer(data, "<u8", size // 8).reshape(-1, _WORDS), axis=0))
+    return zlib.crc32(memoryview(data)[size:], found)
 
 
 class Compression(Enum):

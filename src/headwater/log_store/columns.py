@@ -68,12 +68,6 @@ def sorted_batch(chunk: Chunk, first_seq: int) -> tuple[pa.RecordBatch, NDArray[
     return pa.RecordBatch.from_arrays(arrays, schema=stored_schema(chunk.rows.schema)), vnodes
 
 
-def chunk_of(batch: pa.RecordBatch) -> Chunk:
-    """The chunk of a stored batch, in its order."""
-    payload = batch.select([name for name in batch.schema.names if name not in RESERVED])
-    return Chunk(payload, batch.column(OP), batch.column(VNODE))
-
-
 def with_epoch(batch: pa.RecordBatch, epoch: int) -> pa.RecordBatch:
     """*batch* with its epoch as a column."""
     rows = batch.num_rows

@@ -27,7 +27,6 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from headwater import failpoints
-from headwater.log_store.barrier_record import BarrierRecord
 from headwater.log_store.chunk_codec import Compression
 from headwater.log_store.columns import OP, SEQ, VNODE
 from headwater.log_store.errors import ForeignSchema, WrongCall
@@ -35,6 +34,7 @@ from headwater.log_store.factory import KvLogStoreFactory
 from headwater.log_store.log import Log
 from headwater.log_store.log_view import EpochEnd, LogView
 from headwater.log_store.rewrite import rewrite_epoch
+from headwater.log_store.serde import BarrierRecord
 from headwater.stream import Epoch, Op
 
 BEFORE_EPOCH = failpoints.register("log_store.compact_before_epoch")

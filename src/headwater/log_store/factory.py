@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar
 
 import pyarrow as pa
 
@@ -24,11 +23,8 @@ class KvLogStoreFactory:
     """The logs of one state store, for the process that writes it.
 
     :param max_rows: of all logs together that wait in memory, and *max_bytes* of them: above that they are spilled.
-    :cvar ALLOW_REWIND: whether a reader can go back to what was delivered; a sink may ask.
     :ivar catalog: for other state tables of the same store: one catalog numbers them all.
     """
-
-    ALLOW_REWIND: ClassVar = True
 
     def __init__(
         self,

@@ -17,14 +17,24 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from headwater.log_store import chunk_codec, layout, row_codec
-from headwater.log_store.barrier_record import BarrierRecord
+from headwater.log_store import chunk_codec, row_codec
 from headwater.log_store.chunk_codec import ChunkHeader
 from headwater.log_store.columns import read_schema, with_epoch
 from headwater.log_store.errors import EpochGone, ForeignVnode, InvalidOffset, LogCorrupt, RetentionMiss, UnknownVersion
 from headwater.log_store.log import FORMATS, Log, LogRegistry
 from headwater.log_store.log_events import FORMER_VERSION, LogEvent, events_of
-from headwater.log_store.serde import LogStoreRowSerde
+from headwater.log_store.serde import (
+    BARRIERS,
+    CHUNKS_OF,
+    BarrierRecord,
+    LogStoreRowSerde,
+    barriers_from,
+    chunks_from,
+    chunks_of,
+    parse_barrier_key,
+    rows_from,
+    space_end,
+)
 from headwater.log_store.truncation import BOUNDS, Bounds
 from headwater.state import Catalog, Snapshot, open_reader
 from headwater.stream import Epoch, VnodeBitmap
@@ -141,12 +151,12 @@ class LogView:
     def records(self, after: int = 0, upto: int | None = None) -> Iterator[tuple[Epoch, int, BarrierRecord]]:
         """Epoch, writer and record of every barrier in ``(after, upto]``, in order."""
         number = self.log.number
-        end = layout.space_end(number, layout.BARRIERS) if upto is None else layout.barriers_from(number, upto + 1)
-        items = self._view.scan(layout.barriers_from(number, after + 1), end)
+        end = space_end(number, BARRIERS) if upto is None else barriers_from(number, upto + 1)
+        items = self._view.scan(barriers_from(number, after + 1), end)
         while run := list(islice(items, _EPOCHS_AT_ONCE)):
             records = BarrierRecord.from_many([bytes(data) for _, data in run])
             for (key, _), record in zip(run, records, strict=True):
-                yield *layout.parse_barrier_key(key), record
+                yield *parse_barrier_key(key), record
 
     def batches(self, epoch: Epoch, ended: Ended, wanted: VnodeBitmap) -> Iterator[pa.RecordBatch]:
         """The stored batches of one epoch for *wanted* vnodes; each row from where its barrier says it is.
@@ -164,16 +174,16 @@ class LogView:
         number = self.log.number
         whole = None if wanted.is_full else wanted
         held = {
-            layout.chunks_of(number, epoch, writer): _Expected(epoch, record.chunks, record.rows)
+            chunks_of(number, epoch, writer): _Expected(epoch, record.chunks, record.rows)
             for epoch, ended in run
             for writer, record in ended
             if record.format == chunk_codec.FORMAT
         }
-        low, high = layout.chunks_from(number, run[0][0]), layout.chunks_from(number, run[-1][0] + 1)
+        low, high = chunks_from(number, run[0][0]), chunks_from(number, run[-1][0] + 1)
         found: list[tuple[_Expected, bytes, Any]] = []
         size = 0
         for key, data in self._view.scan(low, high):
-            place = held.get(key[: layout.CHUNKS_OF])
+            place = held.get(key[:CHUNKS_OF])
             if place is not None:
                 found.append((place, key, data))
                 size += len(data)
@@ -191,7 +201,7 @@ class LogView:
         found: dict[int, int] = {}
         items: list[tuple[bytes, bytes]] = []
         for vnode in wanted:
-            low, high = (layout.rows_from(number, vnode, bound) for bound in (epoch, epoch + 1))
+            low, high = (rows_from(number, vnode, bound) for bound in (epoch, epoch + 1))
             rows = [(bytes(key), bytes(value)) for key, value in self._view.scan(low, high)]
             found[vnode] = len(rows)
             items += rows
@@ -284,7 +294,7 @@ def _with_headers(found: Sequence[tuple[_Expected, bytes, Any]]) -> list[tuple[i
     values: list[tuple[int, Any, ChunkHeader]] = []
     for place, key, data in found:
         header = chunk_codec.decode_header(data)
-        if key[layout.CHUNKS_OF :] != header.first_seq.to_bytes(4, "big"):
+        if key[CHUNKS_OF:] != header.first_seq.to_bytes(4, "big"):
             raise LogCorrupt("A key in the chunks of a log is not the key of the chunk that it has.")
         place.chunks -= 1
         place.rows -= header.rows

@@ -22,12 +22,12 @@ from itertools import groupby, islice
 from operator import itemgetter
 
 from headwater import failpoints
-from headwater.log_store import chunk_codec, layout, row_codec
-from headwater.log_store.barrier_record import BarrierRecord
+from headwater.log_store import chunk_codec, row_codec
 from headwater.log_store.chunk_codec import Compression
 from headwater.log_store.factory import KvLogStoreFactory
 from headwater.log_store.log_view import LogView
 from headwater.log_store.rewrite import STAGE_BYTES, rewrite_epoch
+from headwater.log_store.serde import ROWS, BarrierRecord, rows_from, space_end
 from headwater.stream import Epoch
 
 BEFORE_SWITCH = failpoints.register("log_store.migrate_before_switch")
@@ -166,7 +166,7 @@ class Migration:
         if writer is not None:
             writer.store_state.log = replace(writer.log, rows_held=False)
         batch = self._factory.sealer.batch  # what a writer that died had staged in format 1 goes, too
-        batch.delete_range(layout.rows_from(log.number, 0), layout.space_end(log.number, layout.ROWS))
+        batch.delete_range(rows_from(log.number, 0), space_end(log.number, ROWS))
 
 
 def _old(shown: LogView, after: Epoch) -> Iterator[tuple[Epoch, int, BarrierRecord]]:

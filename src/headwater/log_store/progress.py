@@ -1,15 +1,15 @@
 """How far a log is consumed, vnode by vnode: nothing, some vnodes, or all of them at one place. Pure.
 
-============  ============================================  ==================================
-from          ``apply_per_vnode``                            ``apply_aligned``
-============  ============================================  ==================================
-none          per vnode                                     aligned
-per vnode     per vnode: the places are merged              aligned; the bitmap may grow
-aligned       per vnode: spread over its vnodes, merged     aligned; the bitmap may grow
-============  ============================================  ==================================
+============  ==============================================  ==================================
+from          ``apply_ended`` of some of its vnodes           ``apply_aligned``
+============  ==============================================  ==================================
+none          aligned                                         aligned
+per vnode     per vnode: the places are merged                aligned; the bitmap may grow
+aligned       per vnode: spread over its vnodes, merged       aligned; the bitmap may grow
+============  ==============================================  ==================================
 
-A vnode's place never goes back, and after a place inside an epoch the next one is in the same epoch: an epoch is left
-only by its end. Places are recorded from emitted rows only, so progress never runs ahead of delivery.
+Vnodes whose places become the same are aligned again. A vnode's place never goes back, and after a place inside an
+epoch the next one is in the same epoch: an epoch is left only by its end.
 """
 
 from __future__ import annotations
@@ -93,19 +93,6 @@ class LogStoreVnodeProgress:
         places = [self.place_of(vnode) for vnode in owned]
         known = [place for place in places if place is not None]
         return min(known) if known and len(known) == len(places) else None
-
-    def apply_per_vnode(self, epoch: Epoch, seqs: Mapping[int, int]) -> None:
-        """Rows up to these seq ids of *epoch* were emitted.
-
-        :raises ProgressConflict: a vnode would go back or leave an epoch before its end. Nothing is applied then.
-        """
-        steps = {vnode: StoragePlace(epoch, seq) for vnode, seq in seqs.items()}
-        for vnode, place in steps.items():
-            self._check(vnode, place)
-        if self._aligned is not None:
-            self._per_vnode = dict(self.places())
-            self._aligned = None
-        self._per_vnode.update(steps)
 
     def apply_aligned(self, bitmap: VnodeBitmap, epoch: Epoch, seq: int | None = None) -> None:
         """All vnodes of *bitmap* are at one place: usually the end of *epoch*.

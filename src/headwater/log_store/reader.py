@@ -8,7 +8,7 @@ forgets only what all consumers have delivered.
         while True:
             sealed = reader.next_item(timeout=1.0)
             if sealed is not None:
-                for batch in reader.read(sealed, "public.orders"):
+                for batch in read_range(location, "public.orders", sealed.after, sealed.end):
                     deliver(batch)
                 reader.truncate(sealed.end)      # durable: these epochs do not come again
 
@@ -28,13 +28,11 @@ A process that dies in between leaves the second step to the next one that is th
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self, TypeVar
-
-import pyarrow as pa
 
 from headwater import failpoints
 from headwater.log_store.consumers import (
@@ -196,31 +194,6 @@ class KvLogStoreReader:
             return self._look(lambda view: self._next(self._opened(view), limits, view.epoch))
         newest = max((view.sealed for view in views.values()), default=self._after)
         return self._next(views, limits, newest)
-
-    def read(self, sealed: SealedRange, log: str, vnodes: VnodeBitmap | None = None) -> Iterator[pa.RecordBatch]:
-        """The rows of *log* in a range; what was delivered in part comes without that part's vnodes.
-
-        :raises StoreUnavailable: the store did not answer inside an epoch: read the range again.
-        """
-        consumer = self._consumers[log]
-        wanted = VnodeBitmap.full(consumer.vnode_count) if vnodes is None else vnodes
-        after, inside, tries = sealed.after, False, 0
-        while True:
-            try:
-                with self._source.mapped_snapshot() as view:
-                    shown = LogView.open(view, log)
-                    shown.check_range(after, sealed.end)
-                    for end in shown.epochs(after, sealed.end):
-                        done = [v for v, place in consumer.progress.places() if place >= StoragePlace(end.epoch)]
-                        for batch in shown.read_epoch(end, wanted - VnodeBitmap.of(done, consumer.vnode_count)):
-                            inside = True
-                            yield batch
-                        after, inside = end.epoch, False
-                return
-            except StoreUnavailable:
-                tries += 1
-                if inside or tries == _TRIES:
-                    raise
 
     def truncate(
         self, end: Epoch | Mapping[str, Epoch], vnodes: VnodeBitmap | None = None, *, defer: bool = False

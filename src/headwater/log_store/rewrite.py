@@ -13,13 +13,12 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from headwater import failpoints
-from headwater.log_store import layout, row_codec
-from headwater.log_store.barrier_record import BarrierRecord
+from headwater.log_store import row_codec
 from headwater.log_store.chunk_codec import Compression
 from headwater.log_store.columns import stored_schema
 from headwater.log_store.log import Log
 from headwater.log_store.sealer import Sealer
-from headwater.log_store.serde import LogStoreRowSerde
+from headwater.log_store.serde import MAX_SEQ, BarrierRecord, LogStoreRowSerde, barrier_key, chunk_key, rows_from
 from headwater.state import WriteBatch
 from headwater.stream import Epoch
 
@@ -75,7 +74,7 @@ def rewrite_epoch(
     new = replace(
         record, rows=rows, size=size, chunks=chunks, format=log_format, compacted=record.compacted or compacted
     )
-    ahead.put(layout.barrier_key(log.number, epoch, writer), new.to_bytes())
+    ahead.put(barrier_key(log.number, epoch, writer), new.to_bytes())
     sealer.batch.extend(ahead)
     return Rewritten(epoch, record.rows, rows, record.size, size)
 
@@ -90,7 +89,7 @@ def _forget(batch: WriteBatch, log: Log, epoch: Epoch, writer: int, record: Barr
     number = log.number
     if log_format == row_codec.FORMAT:
         for vnode in record.vnodes:
-            batch.delete_range(layout.rows_from(number, vnode, epoch), layout.rows_from(number, vnode, epoch + 1))
+            batch.delete_range(rows_from(number, vnode, epoch), rows_from(number, vnode, epoch + 1))
     else:
-        low = layout.chunk_key(number, epoch, writer, 0)
-        batch.delete_range(low, layout.chunk_key(number, epoch, writer, layout.MAX_SEQ) + b"\0")
+        low = chunk_key(number, epoch, writer, 0)
+        batch.delete_range(low, chunk_key(number, epoch, writer, MAX_SEQ) + b"\0")

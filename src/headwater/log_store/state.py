@@ -6,13 +6,21 @@ import time
 from collections.abc import Callable
 
 from headwater import failpoints
-from headwater.log_store import layout
-from headwater.log_store.barrier_record import BarrierRecord
 from headwater.log_store.chunk_codec import Compression
 from headwater.log_store.errors import ForeignSchema, ForeignVnode, WrongCall
 from headwater.log_store.log import Log
 from headwater.log_store.sealer import Sealer
-from headwater.log_store.serde import LogStoreRowSerde
+from headwater.log_store.serde import (
+    CHUNKS,
+    MAX_SEQ,
+    BarrierRecord,
+    LogStoreRowSerde,
+    barrier_key,
+    chunks_from,
+    rows_end,
+    rows_from,
+    space_end,
+)
 from headwater.state import WriteBatch
 from headwater.stream import Chunk, Epoch, VnodeBitmap
 
@@ -55,10 +63,10 @@ class LogStoreState:
         if number in self._sealer.begun:
             return
         batch = WriteBatch()
-        batch.delete_range(layout.chunks_from(number, after), layout.space_end(number, layout.CHUNKS))
+        batch.delete_range(chunks_from(number, after), space_end(number, CHUNKS))
         if self.log.may_hold_rows:
             for vnode in range(self.log.vnode_count):
-                batch.delete_range(layout.rows_from(number, vnode, after), layout.rows_end(number, vnode))
+                batch.delete_range(rows_from(number, vnode, after), rows_end(number, vnode))
         failpoints.hit(BEFORE_DISCARD)
         self._sealer.store.stage(batch)
         self._sealer.begun.add(number)
@@ -75,8 +83,8 @@ class LogStoreState:
 
     def write_chunk(self, epoch: Epoch, first_seq: int, chunk: Chunk) -> int:
         """Add *chunk* to the next seal; returns its bytes."""
-        if first_seq + chunk.num_rows - 1 > layout.MAX_SEQ:
-            raise WrongCall(f"Epoch {epoch} has more than {layout.MAX_SEQ} rows.", next_step="Seal epochs more often.")
+        if first_seq + chunk.num_rows - 1 > MAX_SEQ:
+            raise WrongCall(f"Epoch {epoch} has more than {MAX_SEQ} rows.", next_step="Seal epochs more often.")
         items = LogStoreRowSerde(self.log, compression=self._compression).encode(epoch, WRITER, first_seq, chunk)
         self._sealer.buffer.put(items, chunk.num_rows)
         return sum(len(value) for _, value in items)
@@ -96,6 +104,6 @@ class LogStoreState:
             first_schema_version=self._first_schema,
         )
         self._first_schema = None
-        self._sealer.batch.put(layout.barrier_key(log.number, epoch, WRITER), record.to_bytes())
+        self._sealer.batch.put(barrier_key(log.number, epoch, WRITER), record.to_bytes())
         if self.next_format is not None:
             self.log, self.next_format = log.in_format(self.next_format), None

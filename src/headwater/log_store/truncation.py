@@ -20,10 +20,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headwater.log_store import layout
 from headwater.log_store.consumers import Consumers
 from headwater.log_store.log import Log, LogRegistry
 from headwater.log_store.log_events import LogEvents
+from headwater.log_store.serde import barriers_from, chunks_from, rows_from
 from headwater.state import Catalog, Field, FieldType, Snapshot, StateTable, TableSchema, WriteBatch
 from headwater.stream import Epoch
 
@@ -118,11 +118,11 @@ class Truncation:
         if upto <= gone:
             return
         number = log.number
-        batch.delete_range(layout.chunks_from(number), layout.chunks_from(number, upto + 1))
-        batch.delete_range(layout.barriers_from(number), layout.barriers_from(number, upto + 1))
+        batch.delete_range(chunks_from(number), chunks_from(number, upto + 1))
+        batch.delete_range(barriers_from(number), barriers_from(number, upto + 1))
         if log.may_hold_rows:
             for vnode in range(log.vnode_count):
-                batch.delete_range(layout.rows_from(number, vnode, gone + 1), layout.rows_from(number, vnode, upto + 1))
+                batch.delete_range(rows_from(number, vnode, gone + 1), rows_from(number, vnode, upto + 1))
         self.events.forget(batch, log.name, upto)
         bounds = Bounds(upto, dropped or self._now.get(log.name, NOTHING).dropped)
         self._now[log.name] = bounds

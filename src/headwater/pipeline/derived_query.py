@@ -37,11 +37,11 @@ class DerivedQuery(LoopQuery):
         from headwater.derive.delivery import DerivedDelivery
 
         config, section = self._config, self._section
-        function = section.derivation.load(Path(section.path or "."))
-        sink = next(one for one in config.sink if one.label == section.sink).open()
         query, session = config.query(section), cache(lambda: self._host.session(stop))
 
         def delivery() -> DerivedDelivery:
+            function = section.derivation.load(Path(section.path or "."))
+            sink = next(one for one in config.sink if one.label == section.sink).open()
             sink.check()
             return DerivedDelivery(
                 query,

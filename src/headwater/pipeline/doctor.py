@@ -16,8 +16,7 @@ from headwater.pipeline.config import PipelineConfig, matching
 from headwater.pipeline.tables import captured_position, choose_tables, sink_tables, source_of
 from headwater.sinks.lake import LakeSink
 from headwater.sinks.sink import check_targets
-from headwater.sources.diagnosis import Diagnosis, Finding, Level, statement_of
-from headwater.sources.encryption import finding, plain_finding
+from headwater.sources.diagnosis import Diagnosis, Finding, Level, finding, plain_finding, statement_of
 from headwater.sources.open import diagnose
 from headwater.sources.table import SourceTable
 from headwater.spark.java import find_java

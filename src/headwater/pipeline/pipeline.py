@@ -14,18 +14,20 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from headwater.control.command import DropSink, RetrySink, RewindSink
-from headwater.control.request import Request
-from headwater.errors import HeadwaterError
-from headwater.pipeline import commands
+from headwater.control.command import AddTables, DropSink, RetrySink, RewindSink
+from headwater.control.request import Request, ask_capture
+from headwater.errors import HeadwaterError, InputError
+from headwater.pipeline import commands, sink_commands
 from headwater.pipeline.commands import Outcome
 from headwater.pipeline.config import DEFAULT_FILE, PipelineConfig, configure, load, plain
 from headwater.pipeline.errors import AlreadyRunning, NotStarted, PipelineFailed
 from headwater.pipeline.status import PipelineStatus, read_status
 from headwater.pipeline.supervision import Supervisor
 from headwater.pipeline.tables import source_of
+from headwater.pipeline.verify import Findings, Options, Verification
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
 _START_SECONDS = 0.05
@@ -87,8 +89,7 @@ class Pipeline:
 
         :raises ConfigError: a key or value that is not valid.
         """
-        given = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
-        sinks = [*self._settings["sink"], {"kind": kind, **given}]
+        sinks = [*self._settings["sink"], {"kind": kind, **_texts(options)}]
         config = configure({**self._settings, "sink": sinks})
         self._settings["sink"], self.config = sinks, config
         return self
@@ -111,9 +112,8 @@ class Pipeline:
         :param key: of its rows; *by* where it is not given. :param sink: to which it is delivered; the only one.
         :raises ConfigError: a key or value that is not valid.
         """
-        columns = {table: list(one) for table, one in by.items()} if isinstance(by, Mapping) else list(by)
-        told = {"name": name, "function": function, "tables": list(tables), "by": columns, "key": list(key), **options}
-        derived = [*self._settings["derive"], told | ({} if sink is None else {"sink": sink})]
+        keys = _keys_of_derivation(name, function, tables, by, {"key": list(key), "sink": sink, **options})
+        derived = [*self._settings["derive"], keys]
         config = configure({**self._settings, "derive": derived})
         self._settings["derive"], self.config = derived, config
         return self
@@ -213,6 +213,78 @@ class Pipeline:
         """Forget all that is known of a sink; what it has stays there."""
         commands.steer(self._current_config, DropSink(sink))
 
+    def add_sink(self, kind: str, **options: Any) -> str:
+        """Deliver to one more place, also while it runs; the keys of ``[[sink]]``, which its file gets. Its name.
+
+        :raises InputError: it is not from a file. :raises ConfigError: a key or value that is not valid.
+        """
+        section = sink_commands.add_sink(self._own_file, kind, _texts(options))
+        self._take_file()
+        return section.label
+
+    def add_derivation(
+        self,
+        name: str,
+        function: str,
+        tables: Sequence[str],
+        *,
+        by: Sequence[str] | Mapping[str, Sequence[str]],
+        **options: Any,
+    ) -> str:
+        """Maintain one more table, also while it runs: as :meth:`derive`, for a pipeline from a file. Its name.
+
+        :param function: ``module:function``.
+        :raises InputError: it is not from a file. :raises ConfigError: a key or value that is not valid.
+        """
+        keys = _keys_of_derivation(name, function, tables, by, options)
+        section = sink_commands.add_derivation(self._own_file, keys)
+        self._take_file()
+        return section.label
+
+    def add_table(self, *tables: str) -> None:
+        """Have the running capture keep the changes of more tables, for streams that read them.
+
+        Sinks get the tables of the settings. :raises RequestFailed: there is no such table, or it cannot be captured.
+        """
+        ask_capture(self._current_config.store, AddTables(tables))
+
+    def dead_letters(self, sink: str) -> dict[str, pa.Table]:
+        """The rows that a sink refused and that were parked, with the reasons, by the name of their table."""
+        return sink_commands.dead_letters(self._current_config, sink)
+
+    def replay(self, sink: str) -> dict[str, int]:
+        """Read the rows once more that a sink refused, as they are now; how many of each table.
+
+        :raises NotStarted: no process runs the pipeline.
+        """
+        return sink_commands.replay(self._current_config, sink)
+
+    def verify(
+        self, tables: Sequence[str] = (), sinks: Sequence[str] = (), *, wait: float = 60.0, keys: int = 0
+    ) -> list[Findings]:
+        """Compare every row of the source with what the sinks show, while both move. Changes nothing.
+
+        :param tables: names or patterns; all by default. :param sinks: their names; all by default.
+        :param wait: seconds to wait for a sink that is behind. :param keys: how many keys of differences to return.
+        :raises InputError: there is no such table or sink. :raises ConflictError: history is still being read.
+        """
+        options = Options(patience=wait, keys=keys)
+        return list(Verification(self._current_config, tables, sinks).run(options))
+
+    @property
+    def _own_file(self) -> Path:
+        if self._file is None:
+            raise InputError(
+                "The pipeline is not from a file, to which this could be added.",
+                next_step="Use Pipeline.from_toml(), or sink() and derive() before start().",
+            )
+        return self._file
+
+    def _take_file(self) -> None:
+        """Use the settings that the file has now, from the next start on; a process that runs it has taken them."""
+        self.config = load(self._own_file)
+        self._settings = plain(self.config.model_dump(exclude_none=True))
+
     def requests(self) -> list[Request]:
         """What was asked and is not done yet."""
         return [request for _, request in commands.requests(self._current_config)]
@@ -272,6 +344,24 @@ class Pipeline:
     def status(self) -> PipelineStatus:
         """How it is; also when another process runs it, or nobody."""
         return read_status(self._current_config)
+
+
+def _texts(options: Mapping[str, Any]) -> dict[str, Any]:
+    """*options* with paths as texts."""
+    return {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
+
+
+def _keys_of_derivation(
+    name: str,
+    function: str | Callable[..., DataFrame],
+    tables: Sequence[str],
+    by: Sequence[str] | Mapping[str, Sequence[str]],
+    options: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The keys of ``[[derive]]``."""
+    columns = {table: list(one) for table, one in by.items()} if isinstance(by, Mapping) else list(by)
+    keys = {"name": name, "function": function, "tables": list(tables), "by": columns, **options}
+    return {key: value for key, value in keys.items() if value is not None}
 
 
 def _load_drivers(config: PipelineConfig) -> None:

@@ -37,11 +37,13 @@ class RunJournal:
     def __init__(self, work: Path, pipeline: str) -> None:
         self._store = FsStore(work / FOLDER, durability="flush")
         self._run: RunLog | None = None
+        self._begin = 0  # number of the entry that starts the run
         self._ownership: OwnerLock | None = None  # keeps `headwater journal prune` away
         try:
             self._run = self._open(pipeline)
             self._ownership = self._store.own(self._run.session)
             self._run.begin("run", pid=os.getpid(), started_by=user_name())
+            self._begin = self._run.head.seq
         except (HeadwaterError, OSError) as error:
             _log.warning("the journal of %s is not written: %s", pipeline, error)
 
@@ -59,24 +61,34 @@ class RunJournal:
         return RunLog.start(self._store, pipeline)
 
     def note(self, kind: str, fields: Mapping[str, Any]) -> None:
-        """Write one entry."""
-        if self._run is not None:
-            try:
-                self._run.record(kind, fields)
-            except HeadwaterError as error:
-                _log.warning("an entry of the journal was dropped: %s", type(error).__name__)
+        """Write one entry.
+
+        :param fields: a traceback in `trace` goes to the trace of the run, with the number of the entry.
+        """
+        run, trace = self._run, fields.get("trace")
+        if run is None:
+            return
+        try:
+            entry = run.record(kind, {name: value for name, value in fields.items() if name != "trace"})
+        except HeadwaterError as error:
+            _log.warning("an entry of the journal was dropped: %s", type(error).__name__)
+            return
+        if trace:
+            known = {"part": _part(fields) or "pipeline", "event": fields.get("event", kind)}
+            known |= {"run": self._begin, "seq": entry.seq, "error": fields.get("error", ""), "trace": trace}
+            self._store.append_trace(run.session, run.segment, known)
 
     def command(self, name: str, asked_by: str, detail: Mapping[str, Any], problem: str | None = None) -> None:
         """Note a command that was applied, or why it was not. :param asked_by: ``user@host``."""
         fields = {"name": name, "asked_by": asked_by, "detail": dict(detail)}
         self.note(RunKind.COMMAND, fields if problem is None else fields | {"problem": problem})
 
-    def end(self, failure: str | None) -> None:
-        """End the run; later notes are dropped."""
+    def end(self, failure: str | None, trace: str = "") -> None:
+        """End the run; later notes are dropped. :param trace: of the error that ended it."""
         if failure is None:
             self.note(RunKind.RUN_COMPLETED, {"interrupted": False})
         else:
-            self.note(RunKind.RUN_FAILED, {"text": failure})
+            self.note(RunKind.RUN_FAILED, {"text": failure, "trace": trace})
         self._run = None
         if self._ownership is not None:
             self._ownership.release()
@@ -103,6 +115,21 @@ class RunError:
     part: str
     event: str
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunTrace:
+    """Where an error was raised that started a part of a pipeline again, or ended it.
+
+    :ivar seq: number of the entry that notes the error. :ivar part: as of a :class:`RunError`.
+    """
+
+    at_ms: int
+    seq: int
+    part: str
+    event: str
+    error: str
+    trace: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +186,7 @@ class Run:
             case RunKind.NOTICE:
                 self.restarts += text("event").endswith("_restarts")
                 if "error" in entry.fields:
-                    part = text("sink") or text("derive") or text("part")
-                    self.errors.append(RunError(at_ms, part, text("event"), text("text")))
+                    self.errors.append(RunError(at_ms, _part(entry.fields), text("event"), text("text")))
             case RunKind.RUN_COMPLETED:
                 self.state, self.end_ms = "completed", at_ms
             case RunKind.RUN_FAILED:
@@ -170,6 +196,11 @@ class Run:
 
 def _text(fields: Mapping[str, Any], name: str) -> str:
     return str(fields.get(name, ""))
+
+
+def _part(fields: Mapping[str, Any]) -> str:
+    """The part of a pipeline that an entry is about."""
+    return _text(fields, "sink") or _text(fields, "derive") or _text(fields, "part")
 
 
 def read_runs(work: Path, *, is_running: bool) -> list[Run]:
@@ -193,6 +224,18 @@ def read_runs(work: Path, *, is_running: bool) -> list[Run]:
     if is_running and runs and runs[-1].end_ms is None:
         runs[-1].state = "running"
     return runs
+
+
+def run_traces(work: Path, run: Run) -> list[RunTrace]:
+    """The tracebacks of *run*, the oldest first. The newest 24 MB of its segment are kept."""
+    traces = []
+    with FsStore(work / FOLDER) as store:
+        for record in store.iter_trace(run.position.session, run.position.segment):
+            at_ms, seq = record.get("ts"), record.get("seq")
+            if record.get("run") == run.position.seq and isinstance(at_ms, int) and isinstance(seq, int):
+                texts = (_text(record, name) for name in ("part", "event", "error", "trace"))
+                traces.append(RunTrace(at_ms, seq, *texts))
+    return traces
 
 
 def run_entries(work: Path, run: Run, *, follow: bool = False) -> Iterator[Entry]:

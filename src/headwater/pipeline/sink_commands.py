@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from headwater.backfill.log_ranges import described_tables
 from headwater.control.command import ResnapshotTable
 from headwater.control.request import ask_query
@@ -15,15 +17,29 @@ from headwater.pipeline.config import DeriveSection, PipelineConfig, SinkSection
 from headwater.pipeline.errors import ConfigError, NotStarted
 from headwater.pipeline.toml_text import with_table
 from headwater.sinks.dead_letters import DeadLetters
+from headwater.sources.target_names import table_of_directory
 from headwater.system.files import replace_file
 
 _MANY_KEYS = 100
 """Above so many keys the whole table is read once more."""
 
 
-def dead_letters(config: PipelineConfig, label: str) -> DeadLetters:
-    """The rows that the sink *label* refused. :raises ConfigError: there is no such sink."""
-    return DeadLetters(str(config.dead_letters(_section(config, label))))
+def dead_letters(config: PipelineConfig, label: str) -> dict[str, pa.Table]:
+    """The rows that the sink *label* refused and that were parked, with the reasons, by the name of their table.
+
+    :raises ConfigError: there is no such sink.
+    """
+    letters = _dead_letters(config, _section(config, label))
+    return {_table_of(directory): letters.rows(directory) for directory in letters.tables()}
+
+
+def _dead_letters(config: PipelineConfig, section: SinkSection) -> DeadLetters:
+    return DeadLetters(str(config.dead_letters(section)))
+
+
+def _table_of(directory: str) -> str:
+    """The table of a directory of dead letters, where its name says it."""
+    return ".".join(part for part in table_of_directory(directory) or (directory,) if part)
 
 
 def replay(config: PipelineConfig, label: str) -> dict[str, int]:
@@ -34,7 +50,7 @@ def replay(config: PipelineConfig, label: str) -> dict[str, int]:
     section = _section(config, label)
     if not is_running(config):
         raise NotStarted("The pipeline is not running.", next_step="Start it: headwater run")
-    letters = dead_letters(config, label)
+    letters = _dead_letters(config, section)
     query = config.query(section)
     tables = {letters.directory_of(table): table for table in described_tables(config.store)}
     done: dict[str, int] = {}

@@ -88,7 +88,7 @@ class LoopThread:
         except CancelledError:
             pass  # stopped while it waited for Spark: the planned batch is delivered by the next run
         except BaseException as error:
-            self.error = error
+            self.error = self.error or error  # a Spark that does not work is the cause
 
     def _turned(self, delivered: bool) -> None:
         if self.loop is not None:
@@ -143,7 +143,7 @@ class LoopQuery(SupervisedQuery):
     def _open(self, stop: threading.Event) -> LoopThread:
         """Its loop, which waits for servers in its own thread; *stop* ends it."""
 
-    def lost(self) -> None:
+    def _lose(self) -> None:
         self.ask_to_stop()
         self._running = None
         if self.state is SinkState.RUNNING:
@@ -156,7 +156,8 @@ class LoopQuery(SupervisedQuery):
 
     @property
     def waits_for(self) -> tuple[str, int] | None:
-        return None if self._running is None else self._running.waits_for
+        running = self._running
+        return None if running is None else running.waits_for
 
     def _look(self) -> None:
         running = self._running
@@ -206,15 +207,17 @@ class LoopQuery(SupervisedQuery):
     # -- the end ---------------------------------------------------------------------------------------------------
 
     def ask_to_stop(self) -> None:
-        if self._running is not None:
-            self._running.ask_to_stop()
+        running = self._running
+        if running is not None:
+            running.ask_to_stop()
 
     def stop(self) -> None:
-        if self._running is not None:
-            self._running.stop()
-            self._look()
-        self._running = None
-        self._stopped()
+        with self.lock:
+            if self._running is not None:
+                self._running.stop()
+                self._look()
+            self._running = None
+            self._stopped()
 
 
 class SinkQuery(LoopQuery):

@@ -10,11 +10,11 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from headwater import failpoints
-from headwater.backfill.cdc.executor import Phase
-from headwater.backfill.kept_history import release_pins
 from headwater.backfill.log_ranges import LogRanges
 from headwater.backfill.offset import QueryOffset
 from headwater.backfill.plans import QueryState
+from headwater.backfill.progress import Phase
+from headwater.backfill.snapshot.backfill import release_pins
 from headwater.log_store import KvLogStoreReader
 from headwater.log_store.errors import EpochGone, InvalidOffset
 from headwater.pipeline.config import PipelineConfig, SinkSection

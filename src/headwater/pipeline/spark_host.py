@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import threading
-import time
 from concurrent.futures import CancelledError, Future, wait
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from headwater.errors import HeadwaterError
 from headwater.pipeline.config import PipelineConfig
+from headwater.spark.java import forget_java, java_ended, java_runs, kill_java
 from headwater.spark.session import context, launch, prepare_in_background, session
 from headwater.spark.spark_version import check_spark
 
@@ -103,8 +103,8 @@ class SparkHost:
             made.setLogLevel("ERROR")
         except BaseException as error:
             try:
-                if _java_ended():  # it was killed while it started: the next try starts another one
-                    _forget_java()
+                if java_ended():  # it was killed while it started: the next try starts another one
+                    forget_java()
             finally:
                 attempt.set_exception(error)
         else:
@@ -113,7 +113,7 @@ class SparkHost:
     @property
     def is_alive(self) -> bool:
         """Whether its Java still runs; true before the first start."""
-        return self._made is None or _java_runs()
+        return self._made is None or java_runs()
 
     @property
     def _made(self) -> SparkContext | SparkSession | None:
@@ -127,7 +127,7 @@ class SparkHost:
         """Its Java has ended: the next call of :meth:`spark` starts another one."""
         with self._lock:
             self._attempt = None
-        _forget_java()
+        forget_java()
 
     def prepare_next_start(self) -> None:
         """Create the archive of Spark's classes in the background, if there is none. Later calls notice its end."""
@@ -150,9 +150,9 @@ class SparkHost:
             ending.start()
             ending.join(_STOP_SECONDS)
             if ending.is_alive():
-                _kill_java()
+                kill_java()
                 ending.join(_KILL_SECONDS)
-                _forget_java()
+                forget_java()
             self._attempt = None
         self._clean()
 
@@ -164,7 +164,7 @@ class SparkHost:
             try:
                 _stop(made)
             except Exception:
-                _forget_java()
+                forget_java()
 
     def _clean(self) -> None:
         """Remove what a killed run left behind."""
@@ -196,44 +196,3 @@ def _stop(made: Any) -> None:
 
     created: Any = SparkSession
     (created._instantiatedSession or made).stop()
-
-
-def _forget_java() -> None:
-    from pyspark import SparkContext
-    from pyspark.sql import SparkSession
-
-    gateway: Any = SparkContext._gateway
-    if gateway is not None:
-        gateway.shutdown()
-    context: Any = SparkContext
-    context._gateway = context._jvm = context._active_spark_context = None
-    classes: Any = SparkSession
-    classes._instantiatedSession = classes._activeSession = None
-
-
-def _kill_java() -> None:
-    from pyspark import SparkContext
-
-    process = getattr(SparkContext._gateway, "proc", None)
-    if process is not None:
-        process.kill()
-        process.wait()
-
-
-def _java_runs() -> bool:
-    """Whether the Java that this process started runs; true where it started none."""
-    from pyspark import SparkContext
-
-    gateway: Any = SparkContext._gateway
-    process = getattr(gateway, "proc", None)
-    return process is None or process.poll() is None
-
-
-def _java_ended() -> bool:
-    """Whether it has ended, or does within a moment: who talks to a process that is killed may know it before."""
-    end = time.monotonic() + 1.0
-    while _java_runs():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.05)
-    return True

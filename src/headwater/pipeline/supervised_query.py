@@ -15,6 +15,7 @@ stopped   it was told to                                     (the end)
 
 from __future__ import annotations
 
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -24,11 +25,10 @@ from typing import Any, ClassVar
 
 from headwater.control.command import DropSink, PauseSinks, ResumeSinks, RetrySink, RewindSink, SinkCommand
 from headwater.pipeline.config import PipelineConfig
-from headwater.pipeline.restarts import RestartPolicy
 from headwater.pipeline.sink_control import DesiredState, SinkControl
 from headwater.pipeline.spark_host import SparkHost
 from headwater.sinks.errors import SINK_NAME
-from headwater.spark.failure import Failure
+from headwater.spark.failure import Failure, RestartPolicy
 from headwater.system.retry import DELIVERY
 
 Note = Callable[[str, dict[str, Any]], None]
@@ -45,12 +45,13 @@ class SinkState(Enum):
 
 
 class SupervisedQuery(ABC):
-    """One part of a pipeline that is looked after by its name; one thread.
+    """One part of a pipeline that is looked after by its name. What it was asked is done in another thread.
 
     After a failed delivery it waits as :data:`~headwater.system.retry.DELIVERY` says, until a batch is delivered.
 
     :param note: writes an entry of the journal. :param control: has the state that it is to be in.
     :param clock: seconds, for the pauses.
+    :ivar lock: of the one who looks after it, or does what it was asked. It can be held as long as a batch takes.
     :ivar epoch: the newest epoch that is delivered. :ivar batches: since it was first started. :ivar rows: delivered
         since then.
     :ivar seen_ms: when it last answered, where it can be asked.
@@ -72,6 +73,8 @@ class SupervisedQuery(ABC):
     ) -> None:
         self._config, self.label, self._host, self._note, self._control = config, label, host, note, control
         self._policy, self._clock = RestartPolicy(DELIVERY), clock
+        self.lock = threading.RLock()
+        self._is_lost = False
         self._retry_at = 0.0
         desired = control.desired_state(label)
         self.state = SinkState.STARTING if desired is DesiredState.RUNNING else SinkState(desired.value)
@@ -85,7 +88,17 @@ class SupervisedQuery(ABC):
         return None
 
     def step(self) -> None:
-        """Look after it: start it, notice what it did, start it again."""
+        """Look after it: start it, notice what it did, start it again; later, if it does what it was asked."""
+        if self.lock.acquire(blocking=False):
+            try:
+                self._step()
+            finally:
+                self.lock.release()
+
+    def _step(self) -> None:
+        if self._is_lost:
+            self._is_lost = False
+            self._lose()
         if self.state is SinkState.RUNNING:
             self._look()
         elif self.state is SinkState.STARTING or (self.state is SinkState.WAITING and self._clock() >= self._retry_at):
@@ -104,8 +117,12 @@ class SupervisedQuery(ABC):
     def _look(self) -> None:
         """Notice what it did since."""
 
-    @abstractmethod
     def lost(self) -> None:
+        """Its session is gone; noticed with the next step."""
+        self._is_lost = True
+
+    @abstractmethod
+    def _lose(self) -> None:
         """Its session is gone."""
 
     @abstractmethod
@@ -114,7 +131,7 @@ class SupervisedQuery(ABC):
 
     @abstractmethod
     def stop(self) -> None:
-        """Wait until its batch is over, then end it."""
+        """Wait until what it was asked is done and its batch is over, then end it."""
 
     def _progressed(self) -> None:
         """A batch was delivered."""
@@ -129,7 +146,7 @@ class SupervisedQuery(ABC):
             failure = replace(failure, next_step=failure.next_step.removesuffix(SINK_NAME) + self.label)
         self.failure = failure
         pause = self._policy.pause(failure)
-        fields = {"error": failure.kind, "text": str(failure)}
+        fields = {"error": failure.kind, "text": str(failure), "trace": failure.trace}
         if pause is None:
             self.state = SinkState.FAILED
             self._tell("failed", **fields)

@@ -11,33 +11,31 @@ import os
 import threading
 import time
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, get_args
 
-from headwater.capture import TableState
 from headwater.control.command import (
     AddSink,
-    PauseSinks,
     PipelineCommand,
-    ResumeSinks,
     SinkCommand,
     StopPipeline,
     command_name,
 )
 from headwater.control.request import Request, inbox_of
 from headwater.errors import HeadwaterError
-from headwater.pipeline.capture_process import CaptureProcess
 from headwater.pipeline.config import KEPT_KIND, DeriveSection, PipelineConfig, SinkSection, load, matching
 from headwater.pipeline.derived_query import DerivedQuery
 from headwater.pipeline.errors import AlreadyRunning, ConfigError, PipelineError
-from headwater.pipeline.restarts import RestartPolicy
 from headwater.pipeline.run_journal import RunJournal
 from headwater.pipeline.sink_control import SinkControl
 from headwater.pipeline.sink_query import SinkQuery
+from headwater.pipeline.sink_request import SinkRequest, problem_of
 from headwater.pipeline.spark_host import SparkHost
-from headwater.pipeline.supervised_query import Note, SinkState, SupervisedQuery
-from headwater.pipeline.tables import captured_tables, choose_tables, sink_tables
-from headwater.spark.failure import Failure
+from headwater.pipeline.supervised_query import SinkState, SupervisedQuery
+from headwater.pipeline.tables import CapturedTables, capture_settings, choose_tables, sink_tables
+from headwater.spark.capture_child import CaptureKeeper
+from headwater.spark.failure import Failure, RestartPolicy
 from headwater.state.board import open_board
 from headwater.state.location import local_folder
 from headwater.system.files import make_private, make_root
@@ -64,81 +62,6 @@ def make_folders(config: PipelineConfig) -> None:
     make_private(config.logs)
 
 
-class CaptureKeeper:
-    """Keeps the capture running; one thread."""
-
-    def __init__(self, config: PipelineConfig, tables: tuple[str, ...], note: Note) -> None:
-        self._config, self._tables, self._note = config, tables, note
-        self._policy = RestartPolicy()
-        self._process: CaptureProcess | None = None
-        self._retry_at = 0.0
-        self.restarts = 0
-        self.failure: Failure | None = None
-        self.has_failed = False
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """What it tells of itself."""
-        process = self._process
-        told: dict[str, Any] = {"state": "down" if self.failure else "starting"}
-        if process is not None:
-            told = process.facts | {"pid": process.pid}
-        told["process_restarts"] = self.restarts
-        if self.has_failed:
-            told["state"] = "failed"
-        if self.failure is not None:
-            told["last_error"], told["next_step"] = self.failure.message, self.failure.next_step
-        return told
-
-    def take_commands(self) -> list[dict[str, Any]]:
-        """What it was asked since the last call, as entries of the journal."""
-        return [] if self._process is None else self._process.take_commands()
-
-    def _running_tables(self) -> list[str]:
-        """Those that go on: one that has stopped waits for a person, and does not keep the others from starting."""
-        known = captured_tables(self._config.store)
-        return [name for name in self._tables if name not in known or known[name].state is TableState.ACTIVE]
-
-    def step(self) -> None:
-        """Start it, or start it again."""
-        if self.has_failed:
-            return
-        if self._process is None:
-            if time.monotonic() >= self._retry_at:
-                self._start()
-            return
-        failure = self._process.failure()
-        if failure is not None:
-            self._fail(failure)
-        elif self._process.facts.get("epochs") or self._process.facts["state"] == "running":
-            self.failure = None
-            self._policy.started()
-            self._policy.progressed()
-
-    def _start(self) -> None:
-        log = self._config.logs / "capture.log"
-        try:
-            self._process = CaptureProcess(self._config, self._running_tables(), log)
-        except (HeadwaterError, OSError) as error:
-            self._fail(Failure.of(error))
-
-    def _fail(self, failure: Failure) -> None:
-        self._process, self.failure = None, failure
-        pause = self._policy.pause(failure)
-        fields = {"part": "capture", "error": failure.kind, "text": str(failure)}
-        if pause is None:
-            self.has_failed = True
-            self._note("notice", fields | {"event": "capture_failed"})
-            return
-        self.restarts += 1
-        self._retry_at = time.monotonic() + pause
-        self._note("notice", fields | {"event": "capture_restarts", "pause_seconds": round(pause, 1)})
-
-    def stop(self) -> None:
-        if self._process is not None:
-            self._process.stop()
-
-
 class Supervisor:
     """Runs one pipeline in the thread that calls :meth:`run`; other threads may look and stop it.
 
@@ -158,6 +81,8 @@ class Supervisor:
         self._stop = threading.Event()
         self._capture: CaptureKeeper | None = None
         self._sinks: list[SupervisedQuery] = []
+        self._serving: list[SinkRequest] = []
+        self._captured = CapturedTables(config.store)
         self._waiting: set[str] = set()
         """Tables without a log so far."""
         self._measured = 0.0
@@ -247,13 +172,17 @@ class Supervisor:
         self._sinks = sinks + [self._derived_of(section) for section in self._config.derive]
         for name, reason in self._left_out.items():
             self._journal.note("notice", {"event": "table_left_out", "table": name, "text": reason})
-        return CaptureKeeper(self._config, chosen.names, self._journal.note)
+        return CaptureKeeper(
+            partial(capture_settings, self._config, chosen.names, CapturedTables(self._config.store)),
+            log=self._config.logs / "capture.log",
+            note=self._journal.note,
+        )
 
     def _step(self, capture: CaptureKeeper) -> None:
         """Look after each part."""
         capture.step()
         if self._waiting:
-            self._waiting -= set(captured_tables(self._config.store))
+            self._waiting -= (self._captured.poll() or {}).keys()
         if not self._host.is_alive:
             self._host.forget()
             for sink in self._sinks:
@@ -269,18 +198,31 @@ class Supervisor:
         self._note_progress()
 
     def _serve(self, only: type[PipelineCommand] | None = None) -> None:
-        """Do what was asked of the pipeline and its sinks. :param only: commands of this kind."""
-        for request in self._control.requests(only):
+        """Do what was asked of the pipeline, and begin with what was asked of its sinks.
+
+        :param only: commands of this kind.
+        """
+        asked = self._control.requests(only)
+        begun = {one.id for one in self._serving}  # one that is over since that look is answered
+        self._serving = [one for one in self._serving if not one.is_over]
+        for request in asked:
+            if request.id in begun:
+                continue
             problem: HeadwaterError | None = None
             effect: dict[str, Any] = {}
             try:
+                if isinstance(request.command, get_args(SinkCommand)):
+                    self._begin(request, request.command)
+                    continue
                 effect = self._apply(request)
-            except HeadwaterError as error:
-                problem = error
             except Exception as error:  # the pipeline goes on, whatever one sink cannot do
-                text = f"It could not be done: {type(error).__name__}."
-                problem = PipelineError(text, next_step="Look: headwater status")
+                problem = problem_of(error)
             self._control.answer(request, problem, effect)
+
+    def _begin(self, request: Request, command: SinkCommand) -> None:
+        """Begin with what *request* asks of a sink, or of all."""
+        sinks = list(self._sinks) if command.sink is None else [self._sink(command.sink)]
+        self._serving.append(SinkRequest(request, command, sinks, self._serving, self._control, self._stop))
 
     def _note_commands(self, capture: CaptureKeeper) -> None:
         """Note in the journal what was asked of the pipeline, its queries and its capture, and by which user."""
@@ -292,27 +234,17 @@ class Supervisor:
             self._journal.command(**command)
 
     def _apply(self, request: Request) -> dict[str, Any]:
-        """Do what *request* asks; what was done: the states of the sinks that it is for."""
-        command = request.command
-        match command:
+        """Do what *request* asks of the pipeline, without waiting for a batch; what was done."""
+        match request.command:
             case StopPipeline():
                 if request.asked_us >= self._started_ms * 1000:  # else it was for a run that was killed
                     self.stop()
                 return {"state": "stopping"}
-            case PauseSinks(sink=None) | ResumeSinks(sink=None):
-                if isinstance(command, PauseSinks):
-                    for sink in self._sinks:
-                        sink.ask_to_stop()
-                return {"sinks": {sink.label: sink.serve(command)["state"] for sink in self._sinks}}
             case AddSink(sink=label):
                 if all(sink.label != label for sink in self._sinks):
                     self._add(label)
                 return {"sinks": {label: self._sink(label).state.value}}
-        if not isinstance(command, get_args(SinkCommand)):
-            raise PipelineError(f"A pipeline cannot do {command_name(type(command))!r}.")
-        sink = self._sink(command.sink)
-        effect = sink.serve(command)
-        return effect | {"sinks": {sink.label: sink.state.value}}
+        raise PipelineError(f"A pipeline cannot do {command_name(type(request.command))!r}.")
 
     def _sink(self, label: str) -> SupervisedQuery:
         sink = next((sink for sink in self._sinks if sink.label == label), None)
@@ -360,7 +292,8 @@ class Supervisor:
         if self._capture is not None and self._capture.has_failed:
             self.failure = self._capture.failure
             return True
-        if all(sink.state is SinkState.FAILED for sink in self._sinks):
+        is_asked = any(not one.is_over for one in self._serving)
+        if not is_asked and all(sink.state is SinkState.FAILED for sink in self._sinks):
             self.failure = self._sinks[0].failure
             return True
         return False
@@ -369,6 +302,7 @@ class Supervisor:
 
     def _stop_parts(self) -> None:
         self.state = "stopping"
+        self._stop.set()  # of what was asked, nothing is begun any more
         for sink in self._sinks:
             sink.ask_to_stop()
         threads = [threading.Thread(target=sink.stop, name=f"headwater-stop-{sink.label}") for sink in self._sinks]
@@ -376,6 +310,8 @@ class Supervisor:
             thread.start()
         for thread in threads:
             thread.join()
+        for request in self._serving:  # it answers, or was not begun
+            request.wait()
         if self._capture is not None:
             self._capture.stop()
         failed = [sink.failure for sink in self._sinks if sink.state is SinkState.FAILED and sink.failure is not None]
@@ -383,8 +319,11 @@ class Supervisor:
             self.failure = failed[0]
 
     def _end_journal(self) -> None:
+        if self._capture is not None:
+            self._note_commands(self._capture)
         self._note_progress(now=True)
-        self._journal.end(None if self.failure is None else str(self.failure))
+        failure = self.failure
+        self._journal.end(None if failure is None else str(failure), "" if failure is None else failure.trace)
 
     def _end(self) -> None:
         self.state = "failed" if self.failure is not None else "stopped"

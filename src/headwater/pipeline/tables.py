@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
+import threading
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Final
 
-from headwater.capture import CapturedTable, SourceRecord, SourceState
+from headwater.capture import CapturedTable, SourceRecord, SourceState, TableState
 from headwater.errors import TransientError
 from headwater.pipeline.config import PipelineConfig, SinkSection, is_pattern, matching
 from headwater.pipeline.errors import ConfigError
@@ -17,10 +20,12 @@ from headwater.sources.errors import SourceNotFound, UnsupportedTable
 from headwater.sources.offset import CdcOffset
 from headwater.sources.open import all_tables, full_name, open_source
 from headwater.sources.source import Source
+from headwater.spark.capture_child import CaptureSettings
 from headwater.state import open_reader
 from headwater.state.errors import StoreNotFound
 
 _NAMES: Final = 10
+_WAIT_SECONDS: Final = 0.2
 _SCHEMA: Final = re.compile(r'"(?:[^"]|"")*"|[^".]+')
 
 
@@ -92,6 +97,30 @@ def source_of(config: PipelineConfig) -> Source:
     )
 
 
+def capture_settings(config: PipelineConfig, names: Sequence[str], captured: CapturedTables) -> CaptureSettings | None:
+    """Of a capture of the tables *names* that is killed with this process; ``None``: *captured* is not known yet.
+
+    A table that has stopped waits for a person, and does not keep the others from starting.
+    """
+    known, source = captured.poll(), config.source
+    if known is None:
+        return None
+    return CaptureSettings(
+        config.dsn,
+        config.store,
+        str(config.work / "spill"),
+        [name for name in names if name not in known or known[name].state is TableState.ACTIVE],
+        slot=source.slot,
+        publication=source.publication,
+        poll=source.poll,
+        special_values=config.special_values,
+        columns=config.columns,
+        timeout_seconds=source.timeout_seconds,
+        options=config.capture_options,
+        parent=os.getpid(),
+    )
+
+
 def captured_tables(store: str) -> dict[str, CapturedTable]:
     """The tables whose logs are in the store at *store*, by name."""
     return _captured(store)[1]
@@ -109,6 +138,31 @@ def _captured(store: str) -> tuple[SourceRecord | None, dict[str, CapturedTable]
             return SourceState.read(view)
     except StoreNotFound:
         return None, {}
+
+
+class CapturedTables:
+    """Reads :func:`captured_tables` in another thread: a store that does not answer holds up nobody; one thread."""
+
+    def __init__(self, store: str) -> None:
+        self._store = store
+        self._read: Future[dict[str, CapturedTable]] | None = None
+
+    def poll(self) -> dict[str, CapturedTable] | None:
+        """As they are now; ``None``: it takes longer than a moment, ask again. :raises StateError: as it says."""
+        if self._read is None:
+            self._read = Future()
+            threading.Thread(target=self._run, args=(self._read,), name="headwater-tables", daemon=True).start()
+        wait([self._read], _WAIT_SECONDS)
+        if not self._read.done():
+            return None
+        read, self._read = self._read, None
+        return read.result()
+
+    def _run(self, read: Future[dict[str, CapturedTable]]) -> None:
+        try:
+            read.set_result(captured_tables(self._store))
+        except BaseException as error:
+            read.set_exception(error)
 
 
 def _refuse_unmatched(

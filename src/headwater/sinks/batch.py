@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from headwater.log_store.columns import EPOCH
 from headwater.sinks.errors import OtherAttempt, SinkFenced, SinkInputError
 from headwater.sinks.sink import Committed, HistoryPart, Staged, Token
-from headwater.sinks.types import cast
 from headwater.sources.splits import KeyRange, SplitKind
 from headwater.sources.table import SourceTable
 from headwater.stream.epoch import ORIGIN_UNIX_MS, PHYSICAL_SHIFT
 from headwater.stream.vnode import hash_keys
+from headwater.versioned.fitting import cast
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
+from headwater.databases.secret_files import current_options
 from headwater.sinks.batch import Batch, Held
 from headwater.sinks.data_files import PartitionWriter, read_file
 from headwater.sinks.delta_log import DeltaLog, delta_library
@@ -44,7 +45,6 @@ from headwater.sinks.table_schema import ColumnMapping, DropPolicy, Evolution, R
 from headwater.sinks.types import sink_schema
 from headwater.sinks.version_rewrite import VersionRewrite
 from headwater.sinks.versions import IS_CURRENT
-from headwater.sources.secret_files import current_options
 from headwater.sources.table import SourceTable
 
 
@@ -102,7 +102,7 @@ class DeltaSink(LakeSink):
     def abort(self, table: SourceTable, query: str, generation: int) -> None:
         """Remove what is staged, and files of the table that were never committed."""
         Staging(self._root, table, query).abort(generation)
-        storage = self._table(table)
+        storage = self._root.of_table(table)
         left = [info.path for info in storage.list() if is_left(info.path, query, generation)]
         with self._opened(table) as log:
             known: frozenset[str] = frozenset()
@@ -126,7 +126,7 @@ class DeltaSink(LakeSink):
         with self._opened(table) as log:
             files = log.files(()) if log.open() else []
         for file in files:
-            rows = read_file(self._table(table), file, pa.schema(fields))
+            rows = read_file(self._root.of_table(table), file, pa.schema(fields))
             yield from rows.rename_columns(list(columns)).to_batches()
 
     @names_store_errors
@@ -139,7 +139,7 @@ class DeltaSink(LakeSink):
             return log.vacuum(retention_hours, all_files=True) if log.open() else []
 
     def _opened(self, table: SourceTable) -> DeltaLog:
-        return DeltaLog(self._table(table), table.full_name, self._partitioning(table).names)
+        return DeltaLog(self._root.of_table(table), table.full_name, self._partitioning(table).names)
 
     def _held(self, found: DeltaLog, table: SourceTable, query: str, backfill: str = "") -> Held:
         apps = _Apps(table, query, backfill)
@@ -246,9 +246,6 @@ class DeltaSink(LakeSink):
         """The root, and the server that the options name."""
         return self.path, endpoint_of(self.storage_options)
 
-    def _table(self, table: SourceTable) -> Storage:
-        return self._root.of_table(table)
-
     def _writer(self, table: SourceTable, token: Token, schema: pa.Schema) -> PartitionWriter:
         """Files with the types that the table has, where those hold the rows."""
         with self._opened(table) as log:
@@ -262,7 +259,9 @@ class DeltaSink(LakeSink):
         )
         prefix = file_prefix(token.query, token.generation)
         by = self._partitioning(table)
-        return PartitionWriter(self._table(table), by.added(table.full_name, schema), by, self._file_bytes, prefix)
+        return PartitionWriter(
+            self._root.of_table(table), by.added(table.full_name, schema), by, self._file_bytes, prefix
+        )
 
 
 def _configuration(retention_hours: int) -> dict[str, str]:

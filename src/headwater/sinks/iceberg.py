@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import pyarrow as pa
 
+from headwater.databases.secret_files import current, current_options
 from headwater.sinks.batch import Batch, Held
 from headwater.sinks.data_files import DataFile
 from headwater.sinks.iceberg_catalog import IcebergCatalog, iceberg_library, identifier_of, reaching
@@ -31,10 +32,8 @@ from headwater.sinks.staging import RowWriter, Staging
 from headwater.sinks.storage import Storage, endpoint_of, names_store_errors
 from headwater.sinks.types import conform
 from headwater.sinks.versions import IS_CURRENT
-from headwater.sources.secret_files import current, current_options
 from headwater.sources.table import SourceTable
 from headwater.sources.target_names import path_component
-from headwater.system.retry import Backoff
 
 if TYPE_CHECKING:
     from headwater.sinks.iceberg_files import ById
@@ -42,8 +41,6 @@ if TYPE_CHECKING:
     from headwater.sinks.iceberg_table import IcebergTable
 
 CATALOG: Final = "headwater"
-COMMIT_BACKOFF: Final = Backoff(base=0.01, factor=2, maximum=0.5)
-"""The slower committer waits before it tries again, or it would stay the slower one."""
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Final
 
 import pyarrow as pa
 
+from headwater.databases.secret_files import current_options
 from headwater.sinks.errors import SinkFenced, SinkInputError
 from headwater.sinks.json_rows import slices
 from headwater.sinks.kafka_channel import KafkaChannel, KafkaChannels, KafkaCluster, token_topics
@@ -31,7 +32,6 @@ from headwater.sinks.row_batch import Append, Clear, Delete, RowBatch, Step, Upd
 from headwater.sinks.row_sink import Overtaken, RowSink
 from headwater.sinks.sink import Capabilities, Committed, Mode, Token
 from headwater.sinks.token_record import TokenRecord
-from headwater.sources.secret_files import current_options
 from headwater.sources.table import SourceTable
 from headwater.sources.target_names import token_topic, topic_name
 

@@ -7,14 +7,15 @@ request only: for the rows of the ``LOAD DATA LOCAL`` that it has just sent, fro
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 from typing import Any, Final
-from urllib.parse import parse_qsl, unquote, urlsplit
 
 import pymysql
 from pymysql.constants import CLIENT, COMMAND
 from pymysql.converters import conversions
 
+from headwater.databases.address import InvalidAddress
+from headwater.databases.mysql import MySqlAddress, is_tls_refusal, watch
+from headwater.databases.timeouts import TIMEOUT_SECONDS, connect_seconds
 from headwater.errors import HeadwaterError
 from headwater.sinks.errors import (
     SinkBusy,
@@ -26,10 +27,6 @@ from headwater.sinks.errors import (
     SinkUnwritable,
     StagedLost,
 )
-from headwater.sources.dsn import current_dsn
-from headwater.sources.mysql import tls
-from headwater.sources.mysql.watched import watch
-from headwater.sources.timeouts import TIMEOUT_SECONDS, connect_seconds
 
 STREAM: Final = "headwater"
 """How statements name the rows that they load."""
@@ -108,54 +105,17 @@ _DENIED: Final = frozenset((1044, 1049, 1142, 1143, 1227, 1410))
 _BUSY: Final = frozenset((1205, 1213, 1040, 1203, 1007, 1050, 1054, 1146, 1412))
 _COLUMN: Final = re.compile(r"[Cc]olumn ['`](.+?)['`](?: at row| cannot| has|$)")
 _CONSTRAINT: Final = re.compile(r"(?:CONSTRAINT|[Cc]heck constraint) [`'](.+?)[`']")
-_OPTIONS: Final = tls.OPTIONS | {"unix_socket", "connect_timeout"}
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
-    """Where a server is. Its text never shows the password."""
-
-    host: str
-    port: int
-    user: str
-    database: str
-    password: str = field(repr=False)
-    options: tuple[tuple[str, str], ...] = ()
-
-    def __str__(self) -> str:
-        user = f"{self.user}@" if self.user else ""
-        return f"mysql://{user}{self.host}:{self.port}/{self.database}"
-
-    def hide(self, text: str) -> str:
-        return text.replace(self.password, "***") if self.password else text
-
-
-def address(dsn: str) -> Address:
+def address(dsn: str) -> MySqlAddress:
     """:raises SinkInputError: it cannot be read; the text is not repeated."""
-    dsn = current_dsn(dsn)
     try:
-        parts = urlsplit(dsn)
-        options = tuple(parse_qsl(parts.query, strict_parsing=bool(parts.query)))
-        if parts.scheme not in ("mysql", "mariadb") or not _OPTIONS.issuperset(name for name, _ in options):
-            raise ValueError
-        tls.check_mode(dict(options))
-        return Address(
-            unquote(parts.hostname or "localhost"),
-            parts.port or 3306,
-            unquote(parts.username or ""),
-            unquote(parts.path.lstrip("/")),
-            unquote(parts.password or ""),
-            options,
-        )
-    except ValueError:
-        raise SinkInputError(
-            "The connection string is not one of MySQL.",
-            next_step="Write mysql://user@host:3306/database, with %-escapes; options are "
-            f"{', '.join(sorted(_OPTIONS))}.",
-        ) from None
+        return MySqlAddress(dsn)
+    except InvalidAddress as error:
+        raise SinkInputError(error.message, next_step=error.next_step) from None
 
 
-def connect(place: Address) -> MySqlConnection:
+def connect(place: MySqlAddress) -> MySqlConnection:
     """A session; a server that falls silent ends it. :raises pymysql.err.MySQLError: it cannot be reached."""
     connection = _login(place)
     watch(connection, TIMEOUT_SECONDS, lambda: _login(place))
@@ -169,27 +129,20 @@ def connect(place: Address) -> MySqlConnection:
     return connection
 
 
-def _login(place: Address) -> MySqlConnection:
-    given = dict(place.options)
-    options = {name: value for name, value in given.items() if name not in tls.OPTIONS} | tls.parameters(given)
+def _login(place: MySqlAddress) -> MySqlConnection:
     return MySqlConnection(
-        host=place.host,
-        port=place.port,
-        user=place.user,
-        password=place.password,
+        **place.parameters(),
         charset="utf8mb4",
         autocommit=True,
-        connect_timeout=int(options.pop("connect_timeout", 10)),
         read_timeout=connect_seconds(TIMEOUT_SECONDS),
         write_timeout=_WRITE_SECONDS,
         client_flag=CLIENT.FOUND_ROWS,
         # what is read comes as text, which Arrow converts
         conv={kind: encoder for kind, encoder in conversions.items() if not isinstance(kind, int)},
-        **options,
     )
 
 
-def sink_error(error: pymysql.err.MySQLError, place: Address, table: str, own: str) -> HeadwaterError:
+def sink_error(error: pymysql.err.MySQLError, place: MySqlAddress, table: str, own: str) -> HeadwaterError:
     """Our error for one of the library. :param table: the full name of the table at the source."""
     if isinstance(error, FileRequested):
         return SinkUnwritable(
@@ -219,7 +172,7 @@ def sink_error(error: pymysql.err.MySQLError, place: Address, table: str, own: s
         )
     if code in _BUSY:
         return SinkBusy(f"{place} did not take {table or 'it'} now (error {code}).", next_step="Try again.")
-    if 2000 <= code < 3000 and tls.is_refusal(said):
+    if 2000 <= code < 3000 and is_tls_refusal(said):
         return SinkUnwritable(
             f"{place} was refused before the login: {said}.",
             next_step="Check that ssl_ca has the authority of the server's certificate, which names this host; or "

@@ -18,10 +18,11 @@ import pymysql
 from pymysql.cursors import SSCursor
 
 from headwater import failpoints
+from headwater.databases.mysql import MySqlAddress
 from headwater.sinks.batch import Batch, Held
 from headwater.sinks.errors import SinkBusy, SinkSchemaError
 from headwater.sinks.mysql_merge import MySqlMerge, listed, name_of, quoted
-from headwater.sinks.mysql_session import IDLE_SECONDS, STREAM, Address, MySqlConnection, sink_error
+from headwater.sinks.mysql_session import IDLE_SECONDS, STREAM, MySqlConnection, sink_error
 from headwater.sinks.mysql_text import holds, lines_of, normal, tuples_of, values_of
 from headwater.sinks.sink import Committed, Mode, Token
 from headwater.sinks.sql_staged import SqlPart
@@ -55,7 +56,7 @@ class MySqlTarget(MySqlMerge):
     shapes_apart: ClassVar[bool] = True
 
     def __init__(
-        self, connection: MySqlConnection, address: Address, own: str, on_rename: OnRename, on_drop: OnDrop
+        self, connection: MySqlConnection, address: MySqlAddress, own: str, on_rename: OnRename, on_drop: OnDrop
     ) -> None:
         super().__init__(connection, own)
         self._address = address

@@ -27,8 +27,9 @@ import pyarrow.types as pt
 
 from headwater.sinks.json_rows import from_json, to_json
 from headwater.sinks.sql_table import named_type
-from headwater.sinks.types import array_of, cast
+from headwater.sinks.types import array_of
 from headwater.sources.table import SourceTable
+from headwater.versioned.fitting import cast
 
 KEY_BYTES: Final = 3072
 LONGEST_KEY: Final = 768

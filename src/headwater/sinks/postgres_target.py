@@ -40,13 +40,14 @@ from headwater.sinks.sql_table import (
     steps,
 )
 from headwater.sinks.sql_target import AFTER_PREPARE, BEFORE_PREPARE, row_reason
-from headwater.sinks.types import array_of, cast
+from headwater.sinks.types import array_of
 from headwater.sinks.versions import IS_CURRENT
 from headwater.sources.postgres.connection import Connection, Dsn
 from headwater.sources.postgres.convert import convert_column
 from headwater.sources.postgres.csv import read_texts
 from headwater.sources.table import SourceColumn
 from headwater.sources.target_names import is_cut
+from headwater.versioned.fitting import cast
 
 _CREATED_MEANWHILE: Final = (pg.UniqueViolation, pg.DuplicateSchema, pg.DuplicateTable)
 """What the server says of a schema or table that another session created at the same time."""

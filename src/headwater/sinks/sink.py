@@ -32,27 +32,17 @@ class Mode(Enum):
     HISTORY = "history"
 
 
-class RowPolicy(Enum):
-    """What happens to a row that a sink does not take: the sink ``STOP``s, or the row is ``PARK``ed with the reason."""
-
-    STOP = "stop"
-    PARK = "park"
-
-
 @dataclass(frozen=True, slots=True)
 class Capabilities:
     """What a kind of sink can do.
 
     :ivar modes: that it has; the first is the one that it has by itself.
-    :ivar adds_columns: a column that the source adds comes to its tables. :ivar widens: … a wider type, too.
     :ivar readable: :meth:`Sink.shown` gives its rows, so that they can be compared with the source.
     :ivar refuses_rows: it may refuse single rows that are right at the source: those can be parked.
     :ivar connections: how many of its tables one process commits at a time.
     """
 
     modes: tuple[Mode, ...]
-    adds_columns: bool = True
-    widens: bool = True
     readable: bool = True
     refuses_rows: bool = False
     connections: int = 8

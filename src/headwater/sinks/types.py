@@ -32,6 +32,7 @@ import pyarrow.types as pt
 
 from headwater.sinks.errors import SinkSchemaError
 from headwater.sources.table import SourceTable
+from headwater.versioned.fitting import cast
 
 T = TypeVar("T", pa.Table, pa.RecordBatch)
 
@@ -130,17 +131,6 @@ def conform(rows: pa.Table, schema: pa.Schema) -> pa.Table:
         for field in schema
     ]
     return pa.Table.from_arrays(columns, schema=schema)
-
-
-def cast(values: Any, kind: pa.DataType) -> Any:
-    """*values* as *kind*, without loss; both a source's type to a sink's and back."""
-    if values.type == kind:
-        return values
-    if getattr(values.type, "extension_name", None) == "arrow.uuid":
-        values = values.cast(values.type.storage_type)
-    if getattr(kind, "extension_name", None) == "arrow.uuid":
-        return values.cast(kind.storage_type).cast(kind)
-    return values.cast(kind)
 
 
 def array_of(values: Any) -> Any:

@@ -18,12 +18,12 @@ from typing import ClassVar, Final
 from urllib.parse import quote, urlsplit
 
 from headwater import failpoints
+from headwater.databases.secret_files import current_options
 from headwater.sinks.at_least_once import AtLeastOnceSink
 from headwater.sinks.errors import SinkInputError, SinkLoginRefused, SinkUnreachable, SinkUnwritable
 from headwater.sinks.json_rows import json_lines
 from headwater.sinks.row_batch import RowBatch
 from headwater.sinks.sink import Capabilities, Mode
-from headwater.sources.secret_files import current_options
 from headwater.sources.table import SourceTable
 from headwater.system.retry import Backoff
 

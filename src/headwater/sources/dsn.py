@@ -6,27 +6,19 @@ the tasks of Spark, never the password; each of them reads the file itself.
 
 from __future__ import annotations
 
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
+from headwater.databases.address import Address
+from headwater.databases.secret_files import SecretUnreadable, current, is_in_file, path_of
 from headwater.errors import LoginError
-from headwater.sources.errors import SourceError
-from headwater.sources.secret_files import SecretUnreadable, current, is_in_file, path_of
+from headwater.sources.errors import InvalidDsn, SourceError
 
 
 class DsnUnreadable(SourceError, LoginError):
     """The file of a connection string is missing, empty or not readable."""
 
 
-class _Address(Protocol):
-    """A parsed connection string. :ivar origin: the text that it was created from."""
-
-    origin: str
-    timeout_seconds: float
-
-    def __init__(self, text: str, timeout_seconds: float) -> None: ...
-
-
-A = TypeVar("A", bound=_Address)
+A = TypeVar("A", bound=Address)
 
 
 def current_dsn(text: str) -> str:
@@ -41,6 +33,16 @@ def current_dsn(text: str) -> str:
             f"The connection string cannot be read from {path_of(text)}: {error.reason}.",
             next_step="Write one line to the file: postgresql://user:password@host:5432/database.",
         ) from error.__cause__
+
+
+class SourceAddress(Address):
+    """An address whose errors are those of sources: :class:`InvalidDsn` and :class:`DsnUnreadable`."""
+
+    INVALID = InvalidDsn
+
+    @staticmethod
+    def _current(text: str) -> str:
+        return current_dsn(text)
 
 
 def has_password(text: str) -> bool:

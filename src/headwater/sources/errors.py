@@ -6,6 +6,7 @@ column, its type in the source and the option that decides about it.
 
 from __future__ import annotations
 
+from headwater.databases.address import InvalidAddress
 from headwater.errors import (
     CapacityError,
     ClosedError,
@@ -71,7 +72,7 @@ class DriverMissing(SourceError, InputError):
     """The library that speaks to this kind of database is not installed."""
 
 
-class InvalidDsn(SourceError, InputError):
+class InvalidDsn(SourceError, InvalidAddress):
     """The connection string cannot be used. Its text is never shown."""
 
 

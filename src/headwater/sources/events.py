@@ -118,11 +118,6 @@ def packed_row(row: pa.RecordBatch) -> str:
     return base64.b64encode(sink.getvalue()).decode()
 
 
-def unpacked_row(text: str) -> pa.RecordBatch:
-    """The inverse of :func:`packed_row`."""
-    return pa.ipc.open_stream(base64.b64decode(text)).read_next_batch()
-
-
 @dataclass(frozen=True, slots=True)
 class Boundary:
     """Everything before *position* was told, and no transaction is half way.

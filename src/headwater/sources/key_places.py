@@ -6,6 +6,7 @@ each digit, a key is known by the place that it has among the cuts so far, so no
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -20,27 +21,44 @@ Digits: TypeAlias = list[tuple[NDArray[Any], NDArray[Any]]]
 """Of the keys and of the cuts, most significant first."""
 
 
-def key_places(
-    keys: pa.RecordBatch, cuts: Sequence[Cut], digits: Callable[[int, pa.Array, list[str]], Digits]
-) -> NDArray[np.int64]:
-    """For each row of key columns, in key order: how many of the ascending *cuts* lie before it.
+class DigitOrder(ABC):
+    """The order of one table's keys; see :class:`~headwater.sources.snapshots.KeyOrder`."""
 
-    :param digits: of the column at a place: its values and the texts that cuts have for it.
-    """
-    if not cuts or not keys.num_rows:
-        return np.zeros(keys.num_rows, np.int64)
-    after = np.fromiter((cut.after for cut in cuts), np.bool_, len(cuts))
-    known = np.fromiter((len(cut.values) for cut in cuts), np.int64, len(cuts))
-    key_codes, cut_codes = np.zeros(keys.num_rows, np.int64), np.zeros(len(cuts), np.int64)
-    for place in range(keys.num_columns):
-        has = known > place
-        if not has.any():
-            break
-        texts = [cut.values[place] for cut in cuts if len(cut.values) > place]
-        for of_keys, of_cuts in digits(place, keys.column(place), texts):
-            key_codes, cut_codes = _next(key_codes, cut_codes, of_keys, of_cuts, has, after)
-    found: NDArray[np.int64] = np.searchsorted(cut_codes * 3 + 2 * after, key_codes * 3 + 1).astype(np.int64)
-    return found
+    __slots__ = ()
+
+    def places(self, keys: pa.RecordBatch, cuts: Sequence[Cut]) -> NDArray[np.int64]:
+        """For each row of key columns, in key order: how many of the ascending *cuts* lie before it.
+
+        :raises SourceUnreachable: the database had to be asked and did not answer.
+        """
+        if not cuts or not keys.num_rows:
+            return np.zeros(keys.num_rows, np.int64)
+        after = np.fromiter((cut.after for cut in cuts), np.bool_, len(cuts))
+        known = np.fromiter((len(cut.values) for cut in cuts), np.int64, len(cuts))
+        key_codes, cut_codes = np.zeros(keys.num_rows, np.int64), np.zeros(len(cuts), np.int64)
+        for place in range(keys.num_columns):
+            has = known > place
+            if not has.any():
+                break
+            texts = [cut.values[place] for cut in cuts if len(cut.values) > place]
+            for of_keys, of_cuts in self._digits(place, keys.column(place), texts):
+                key_codes, cut_codes = _next(key_codes, cut_codes, of_keys, of_cuts, has, after)
+        places: NDArray[np.int64] = np.searchsorted(cut_codes * 3 + 2 * after, key_codes * 3 + 1).astype(np.int64)
+        return places
+
+    @abstractmethod
+    def _digits(self, place: int, keys: pa.Array, texts: list[str]) -> Digits:
+        """Of the column at *place*: its values, and the texts that cuts have for it."""
+
+
+def ranked_together(
+    keys: pa.StringArray, cuts: pa.StringArray, rank: Callable[[pa.StringArray], NDArray[np.int64]]
+) -> Digits:
+    """One digit: the ranks that the database gives the distinct values of *keys* and *cuts*."""
+    distinct = pc.unique(pa.concat_arrays([keys, cuts]))
+    ranks = pa.array(rank(distinct))
+    of_keys, of_cuts = (ranks.take(pc.index_in(values, distinct)).to_numpy() for values in (keys, cuts))
+    return [(of_keys, of_cuts)]
 
 
 def byte_ranks(keys: pa.Array, cuts: pa.Array) -> Digits:

@@ -16,6 +16,10 @@ from functools import total_ordering
 from importlib import import_module
 from typing import Any, ClassVar, Final
 
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
 from headwater.sources.errors import ForeignOffset, InvalidOffset
 
 _MODULES: Final = {
@@ -125,3 +129,11 @@ class CdcOffset(ABC):
                 next_step="Compare positions of one source only.",
             )
         return self.rank() < other.rank()
+
+
+def position_rows(positions: pa.FixedSizeBinaryArray, dtype: np.dtype[Any]) -> NDArray[np.void]:
+    """A ``_position`` column by the fields of *dtype*, over the same memory."""
+    data = positions.buffers()[1]
+    if data is None or not len(positions):
+        return np.zeros(0, dtype)
+    return np.frombuffer(data, dtype, len(positions), positions.offset * dtype.itemsize)

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from enum import Enum
+from importlib import import_module
 from pathlib import Path
+from typing import Any, Final
 
-from headwater.sources.diagnosis import Diagnosis
+from headwater.databases.timeouts import TIMEOUT_SECONDS
+from headwater.sources.diagnosis import Diagnosis, plain_finding
 from headwater.sources.dsn import current_dsn
-from headwater.sources.encryption import plain_finding
 from headwater.sources.errors import DriverMissing, InvalidDsn, SourceMisconfigured
 from headwater.sources.evolution import SchemaPolicy
 from headwater.sources.offset import CdcOffset
 from headwater.sources.qualified_name import shown
 from headwater.sources.source import Source
 from headwater.sources.table import SpecialValues
-from headwater.sources.timeouts import TIMEOUT_SECONDS
 
 
 class Family(Enum):
@@ -28,6 +29,23 @@ class Family(Enum):
     MYSQL = "mysql"
     SQLSERVER = "sqlserver"
     MONGODB = "mongodb"
+
+
+_PREFIXES: Final = {
+    Family.CITUS: "Citus",
+    Family.POSTGRES: "Postgres",
+    Family.MYSQL: "MySql",
+    Family.SQLSERVER: "SqlServer",
+    Family.MONGODB: "Mongo",
+}
+_DRIVERS: Final = {
+    Family.CITUS: ("Postgres", "postgres", ("psycopg",)),
+    Family.POSTGRES: ("Postgres", "postgres", ("psycopg",)),
+    Family.MYSQL: ("MySQL and MariaDB", "mysql", ("pymysql",)),
+    Family.SQLSERVER: ("SQL Server", "sqlserver", ("pytds",)),
+    Family.MONGODB: ("MongoDB", "mongodb", ("pymongo", "bson")),
+}
+"""How each driver is called, the extra that installs it, and its modules."""
 
 
 def open_source(
@@ -53,142 +71,62 @@ def open_source(
     :raises SourceMisconfigured: *columns* are given for a database whose tables have their own.
     """
     family = family_of(dsn)
+    if family is None:
+        raise no_family("captured")
+    options: dict[str, Any] = {
+        "schema_policy": schema_policy,
+        "special_values": special_values or {},
+        "timeout_seconds": timeout_seconds,
+    }
     if family is Family.MONGODB:
-        with mongodb_driver():
-            from headwater.sources.mongodb.source import MongoSource
-
-        return MongoSource(
-            dsn,
-            schema_policy=schema_policy,
-            special_values=special_values or {},
-            columns=columns,
-            timeout_seconds=timeout_seconds,
-        )
-    if columns:
+        options["columns"] = columns
+    elif columns:
         raise SourceMisconfigured(
             f"Columns are declared for {next(iter(columns))}, whose database has its own.",
             next_step="Leave them out: they are for collections of MongoDB.",
         )
-    if family is Family.MYSQL:
-        with mysql_driver():
-            from headwater.sources.mysql.source import MySqlSource
-
-        return MySqlSource(
-            dsn, schema_policy=schema_policy, special_values=special_values or {}, timeout_seconds=timeout_seconds
-        )
-    if family is Family.SQLSERVER:
-        with sqlserver_driver():
-            from headwater.sources.sqlserver.source import SqlServerSource
-
-        return SqlServerSource(
-            dsn, schema_policy=schema_policy, special_values=special_values or {}, timeout_seconds=timeout_seconds
-        )
-    if family is Family.CITUS:
-        with postgres_driver():
-            from headwater.sources.citus.source import CitusSource
-
-        return CitusSource(
-            dsn,
-            spill=spill,
-            schema_policy=schema_policy,
-            special_values=special_values or {},
-            slot=slot,
-            publication=publication,
-            poll=poll,
-            timeout_seconds=timeout_seconds,
-        )
-    if family is Family.POSTGRES:
-        with postgres_driver():
-            from headwater.sources.postgres.source import PostgresSource
-
-        return PostgresSource(
-            dsn,
-            spill=spill,
-            schema_policy=schema_policy,
-            special_values=special_values or {},
-            slot=slot,
-            publication=publication,
-            poll=poll,
-            timeout_seconds=timeout_seconds,
-        )
-    raise no_family("captured")
+    if family in (Family.POSTGRES, Family.CITUS):
+        options |= {"spill": spill, "slot": slot, "publication": publication, "poll": poll}
+    source: Source = class_of(family, "source", "Source")(dsn, **options)
+    return source
 
 
 def all_tables(dsn: str) -> list[str]:
     """The full names of all tables at *dsn* that are not the server's own."""
-    if family_of(dsn) is Family.MONGODB:
-        with mongodb_driver():
-            from headwater.sources.mongodb import catalog as of_mongodb
-            from headwater.sources.mongodb import connection as to_mongodb
-
-        cluster = to_mongodb.Dsn(dsn)
-        with to_mongodb.server_errors(cluster), closing(to_mongodb.connect(cluster)) as client:
-            return [str(one.name) for one in of_mongodb.all_collections(client, cluster.database)]
-    if family_of(dsn) is Family.MYSQL:
-        with mysql_driver():
-            from headwater.sources.mysql import catalog as of_mysql
-            from headwater.sources.mysql import connection as to_mysql
-
-        server = to_mysql.Dsn(dsn)
-        with to_mysql.server_errors(server), closing(to_mysql.connect(server)) as session:
-            return [str(name) for name in of_mysql.all_table_names(session, server.database)]
-    if family_of(dsn) is Family.SQLSERVER:
-        with sqlserver_driver():
-            from headwater.sources.sqlserver import catalog as of_sqlserver
-            from headwater.sources.sqlserver import connection as to_sqlserver
-
-        with to_sqlserver.Session(to_sqlserver.Dsn(dsn)) as asked:
-            return [str(name) for name in of_sqlserver.all_table_names(asked)]
-    with postgres_driver():
-        from headwater.sources.postgres import catalog as of_postgres
-        from headwater.sources.postgres import connection as to_postgres
-
-    database = to_postgres.Dsn(coordinator_of(dsn))
-    with to_postgres.connect(database) as connection, to_postgres.server_errors(database):
-        return [str(name) for name in of_postgres.all_table_names(connection)]
+    family = family_of(dsn) or Family.POSTGRES
+    if family is Family.CITUS:
+        dsn, family = coordinator_of(dsn), Family.POSTGRES
+    connection, catalog = (module_of(family, name) for name in ("connection", "catalog"))
+    server = connection.Dsn(dsn)
+    if family is Family.SQLSERVER:
+        with connection.Session(server) as session:
+            return [str(name) for name in catalog.all_table_names(session)]
+    with connection.server_errors(server), closing(connection.connect(server)) as session:
+        if family is Family.MONGODB:
+            return [str(collection.name) for collection in catalog.all_collections(session, server.database)]
+        database = (server.database,) if family is Family.MYSQL else ()
+        return [str(name) for name in catalog.all_table_names(session, *database)]
 
 
 def full_name(dsn: str, table: str) -> str:
     """The name of a table as its log has it. :raises InputError: *table* is no name of one."""
-    if family_of(dsn) is Family.MONGODB:
-        with mongodb_driver():
-            from headwater.sources.mongodb import connection as to_mongodb
-            from headwater.sources.mongodb import names as in_mongodb
-
-        return str(in_mongodb.CollectionName.parse(table, to_mongodb.Dsn(dsn).database))
-    if family_of(dsn) is Family.MYSQL:
-        with mysql_driver():
-            from headwater.sources.mysql import connection as to_mysql
-            from headwater.sources.mysql import names as in_mysql
-
-        return str(in_mysql.TableName.parse(table, to_mysql.Dsn(dsn).database))
-    if family_of(dsn) is Family.SQLSERVER:
-        from headwater.sources.sqlserver import names as in_sqlserver
-
-        return str(in_sqlserver.TableName.parse(table))
-    from headwater.sources.postgres import names as in_postgres
-
-    return str(in_postgres.TableName.parse(table))
+    family = family_of(dsn)
+    if family in (Family.MYSQL, Family.MONGODB):
+        database = module_of(family, "connection").Dsn(dsn).database
+        names = module_of(family, "names")
+        named = names.TableName if family is Family.MYSQL else names.CollectionName
+        return str(named.parse(table, database))
+    return str(module_of(family if family is Family.SQLSERVER else Family.POSTGRES, "names").TableName.parse(table))
 
 
 def home_of(dsn: str) -> str:
     """Where tables are that are named alone: a schema or database as full names have it; empty where there is none."""
-    if family_of(dsn) is Family.MONGODB:
-        with mongodb_driver():
-            from headwater.sources.mongodb import connection as to_mongodb
-
-        home = to_mongodb.Dsn(dsn).database
-        return shown(home) if home else ""
-    if family_of(dsn) is Family.SQLSERVER:
-        from headwater.sources.sqlserver import names as in_sqlserver
-
-        return in_sqlserver.DEFAULT_SCHEMA
-    if family_of(dsn) is not Family.MYSQL:
+    family = family_of(dsn)
+    if family is Family.SQLSERVER:
+        return str(module_of(family, "names").DEFAULT_SCHEMA)
+    if family not in (Family.MYSQL, Family.MONGODB):
         return "public"
-    with mysql_driver():
-        from headwater.sources.mysql import connection as to_mysql
-
-    database = to_mysql.Dsn(dsn).database
+    database = module_of(family, "connection").Dsn(dsn).database
     return shown(database) if database else ""
 
 
@@ -196,43 +134,19 @@ def diagnose(
     dsn: str, tables: Sequence[str], *, slot: str, publication: str, told: CdcOffset | None = None
 ) -> Diagnosis:
     """What the doctor of the database at *dsn* finds. :param told: up to where it was captured, if that is known."""
-    found = _diagnose(dsn, tables, slot=slot, publication=publication, told=told)
-    if family_of(dsn) in (Family.POSTGRES, Family.CITUS):  # they look at the connection itself
-        return found
+    family = family_of(dsn) or Family.POSTGRES
+    doctor = module_of(family, "doctor")
+    if family is Family.CITUS:
+        diagnosis = doctor.examine(dsn, tables, slot=slot, publication=publication, told=told)
+    else:
+        server = module_of(family, "connection").Dsn(dsn)
+        claimed = {"slot": slot, "publication": publication} if family is Family.POSTGRES else {}
+        diagnosis = doctor.examine(server, tables, **claimed)
+    assert isinstance(diagnosis, Diagnosis)
+    if family in (Family.POSTGRES, Family.CITUS):  # they look at the connection itself
+        return diagnosis
     plain = plain_finding("source", dsn)
-    return found if plain is None else replace(found, findings=[*found.findings, plain])
-
-
-def _diagnose(
-    dsn: str, tables: Sequence[str], *, slot: str, publication: str, told: CdcOffset | None = None
-) -> Diagnosis:
-    if family_of(dsn) is Family.MONGODB:
-        with mongodb_driver():
-            from headwater.sources.mongodb import connection as to_mongodb
-            from headwater.sources.mongodb import doctor as of_mongodb
-
-        return of_mongodb.examine(to_mongodb.Dsn(dsn), tables)
-    if family_of(dsn) is Family.MYSQL:
-        with mysql_driver():
-            from headwater.sources.mysql import connection as to_mysql
-            from headwater.sources.mysql import doctor as of_mysql
-
-        return of_mysql.examine(to_mysql.Dsn(dsn), tables)
-    if family_of(dsn) is Family.SQLSERVER:
-        with sqlserver_driver():
-            from headwater.sources.sqlserver import connection as to_sqlserver
-            from headwater.sources.sqlserver import doctor as of_sqlserver
-
-        return of_sqlserver.examine(to_sqlserver.Dsn(dsn), tables)
-    with postgres_driver():
-        from headwater.sources.postgres import connection as to_postgres
-        from headwater.sources.postgres import doctor as of_postgres
-
-    if family_of(dsn) is Family.CITUS:
-        from headwater.sources.citus import doctor as of_citus
-
-        return of_citus.examine(dsn, tables, slot=slot, publication=publication, told=told)
-    return of_postgres.examine(to_postgres.Dsn(dsn), tables, slot=slot, publication=publication)
+    return diagnosis if plain is None else replace(diagnosis, findings=[*diagnosis.findings, plain])
 
 
 def family_of(dsn: str) -> Family | None:
@@ -264,7 +178,9 @@ def no_family(what: str) -> InvalidDsn:
 
 
 @contextmanager
-def _driver(family: str, extra: str, *modules: str) -> Iterator[None]:
+def driver(family: Family) -> Iterator[None]:
+    """Around imports that need the driver of *family*. :raises DriverMissing: it, or its library, is not installed."""
+    title, extra, modules = _DRIVERS[family]
     try:
         yield
     except ImportError as error:
@@ -273,25 +189,16 @@ def _driver(family: str, extra: str, *modules: str) -> Iterator[None]:
         if name not in modules:
             raise
         raise DriverMissing(
-            f"The driver for {family} is not installed.", next_step=f"Run: pip install 'headwater[{extra}]'"
+            f"The driver for {title} is not installed.", next_step=f"Run: pip install 'headwater[{extra}]'"
         ) from None
 
 
-def mysql_driver() -> AbstractContextManager[None]:
-    """Around imports that need the driver for MySQL and MariaDB. :raises DriverMissing: it is not installed."""
-    return _driver("MySQL and MariaDB", "mysql", "pymysql")
+def module_of(family: Family, name: str) -> Any:
+    """A module of *family*; each has modules of the same names. :raises DriverMissing: its driver is not installed."""
+    with driver(family):
+        return import_module(f"headwater.sources.{family.value}.{name}")
 
 
-def mongodb_driver() -> AbstractContextManager[None]:
-    """Around imports that need the driver for MongoDB. :raises DriverMissing: it is not installed."""
-    return _driver("MongoDB", "mongodb", "pymongo", "bson")
-
-
-def sqlserver_driver() -> AbstractContextManager[None]:
-    """Around imports that need the driver for SQL Server. :raises DriverMissing: it is not installed."""
-    return _driver("SQL Server", "sqlserver", "pytds")
-
-
-def postgres_driver() -> AbstractContextManager[None]:
-    """Around imports that need the driver for Postgres. :raises DriverMissing: it, or its library, is not installed."""
-    return _driver("Postgres", "postgres", "psycopg")
+def class_of(family: Family, module: str, name: str) -> Any:
+    """The class *name* of *family*, whose own name comes first. :raises DriverMissing: its driver is not installed."""
+    return getattr(module_of(family, module), f"{_PREFIXES[family]}{name}")

@@ -8,9 +8,11 @@ that were read or comes after them: never both, never neither.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, ClassVar, Final, Generic, Protocol, Self, TypeVar, runtime_checkable
 
 import numpy as np
 import pyarrow as pa
@@ -22,41 +24,95 @@ from headwater.sources.splits import Cut, KeyRange, PartsProgress, SplitKind, Sp
 from headwater.sources.table import SourceTable
 
 _MARKS: Final = {
-    "Citus": "headwater.sources.citus.mark:CitusMark",
-    "MongoDb": "headwater.sources.mongodb.mark:MongoMark",
-    "MySql": "headwater.sources.mysql.mark:MySqlMark",
+    "Citus": "headwater.sources.citus.offset:CitusMark",
+    "MongoDb": "headwater.sources.mongodb.offset:MongoMark",
+    "MySql": "headwater.sources.mysql.offset:MySqlMark",
     "Postgres": "headwater.sources.postgres.mark:PostgresMark",
-    "SqlServer": "headwater.sources.sqlserver.mark:SqlServerMark",
+    "SqlServer": "headwater.sources.sqlserver.offset:SqlServerMark",
 }
+_Offset = TypeVar("_Offset", bound=CdcOffset)
 
 
-class SnapshotMark(Protocol):
-    """What a snapshot contains, as small as a position. It can be pickled."""
+class SnapshotMark(ABC):
+    """What a snapshot contains, as small as a position; decided from the ``_position`` of a change alone."""
+
+    __slots__ = ()
+
+    kind: ClassVar[str]
+    """The key of the JSON form."""
 
     @property
+    @abstractmethod
     def low(self) -> CdcOffset:
         """Everything that committed before it is in the snapshot."""
-        ...
 
     @property
+    @abstractmethod
     def high(self) -> CdcOffset:
         """Nothing that committed after it is in the snapshot."""
-        ...
 
+    @abstractmethod
     def contains(self, positions: pa.FixedSizeBinaryArray) -> NDArray[np.bool_]:
         """For each ``_position`` of a change: whether the snapshot has it already."""
-        ...
 
     def unseen(self, positions: pa.FixedSizeBinaryArray) -> NDArray[np.bool_]:
         """Those changes that are in the source's log and that this snapshot, taken after them, does not show yet.
 
         A commit is in the log an instant, or with synchronous replication long, before other sessions see it.
         """
-        ...
+        unseen: NDArray[np.bool_] = ~self.contains(positions)
+        return unseen
+
+    @abstractmethod
+    def to_fields(self) -> dict[str, Any]:
+        """What JSON keeps beneath the kind."""
+
+    @classmethod
+    @abstractmethod
+    def from_fields(cls, fields: Mapping[str, Any]) -> Self:
+        """:raises InvalidOffset: a field is missing or of another kind."""
 
     def to_json(self) -> str:
         """One line: an object with one key, the kind of the source."""
-        ...
+        return json.dumps({self.kind: self.to_fields()}, sort_keys=True, separators=(",", ":"))
+
+
+@dataclass(frozen=True, slots=True)
+class PositionMark(SnapshotMark, Generic[_Offset]):
+    """What a snapshot at one position of the log contains: everything before it and nothing after it.
+
+    For databases in which no session can enter the snapshot of another one. The planner names a position that every
+    later snapshot has passed; tasks read what is there when they read, and undo with the changes of the log what was
+    committed since (:mod:`headwater.backfill.cdc.rewind`). The rows are those of the position, whoever reads them and
+    when. The JSON form has the position as ``at``.
+    """
+
+    offset_type: ClassVar[type[CdcOffset]]
+
+    at: _Offset
+
+    @property
+    def low(self) -> _Offset:
+        return self.at
+
+    @property
+    def high(self) -> _Offset:
+        return self.at
+
+    def to_fields(self) -> dict[str, Any]:
+        return {"at": self.at.to_fields()}
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any]) -> Self:
+        return cls(cls._position(fields.get("at")))
+
+    @classmethod
+    def _position(cls, fields: Any) -> Any:
+        if not isinstance(fields, dict):
+            raise InvalidOffset(
+                f"A mark of {cls.kind} has no position.", next_step="Give the text that to_json() wrote."
+            )
+        return cls.offset_type.from_fields(fields)
 
 
 class ExportedSnapshot(Protocol):
@@ -203,43 +259,14 @@ def open_snapshots(dsn: str, *, lock_seconds: float | None = None) -> SnapshotSo
         from headwater.sources.written import NoSnapshots
 
         return NoSnapshots()
-    from headwater.sources.open import (
-        Family,
-        family_of,
-        mongodb_driver,
-        mysql_driver,
-        no_family,
-        postgres_driver,
-        sqlserver_driver,
-    )
+    from headwater.sources.open import Family, class_of, family_of, no_family
 
     family = family_of(dsn)
-    if family is Family.MONGODB:
-        with mongodb_driver():
-            from headwater.sources.mongodb.snapshots import MongoSnapshots
-
-        return MongoSnapshots(dsn)
-    if family is Family.MYSQL:
-        with mysql_driver():
-            from headwater.sources.mysql.snapshots import MySqlSnapshots
-
-        return MySqlSnapshots(dsn, lock_seconds)
-    if family is Family.CITUS:
-        with postgres_driver():
-            from headwater.sources.citus.snapshots import CitusSnapshots
-
-        return CitusSnapshots(dsn, lock_seconds)
-    if family is Family.SQLSERVER:
-        with sqlserver_driver():
-            from headwater.sources.sqlserver.snapshots import SqlServerSnapshots
-
-        return SqlServerSnapshots(dsn, lock_seconds)
-    if family is Family.POSTGRES:
-        with postgres_driver():
-            from headwater.sources.postgres.snapshots import PostgresSnapshots
-
-        return PostgresSnapshots(dsn, lock_seconds)
-    raise no_family("read")
+    if family is None:
+        raise no_family("read")
+    kind = class_of(family, "snapshots", "Snapshots")
+    made: SnapshotSource = kind(dsn) if family is Family.MONGODB else kind(dsn, lock_seconds)
+    return made
 
 
 def mark_from_json(text: str) -> SnapshotMark:

@@ -8,7 +8,6 @@ This module is also the process that creates one: ``python -m headwater.spark.cl
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import hashlib
 import os
@@ -23,6 +22,7 @@ from typing import Any, Final
 
 from headwater.spark.directories import cache_directory
 from headwater.spark.java import Java, find_java
+from headwater.system.child import die_with_parent
 from headwater.system.files import make_private, open_private, sync
 
 OFF: Final = "HEADWATER_SPARK_ARCHIVE"
@@ -38,7 +38,6 @@ _LOCK_FILE: Final = "spark-classes.lock"
 _NEW_FILE: Final = ".spark-classes.new"
 _UNUSED_SECONDS: Final = 30 * 86400
 """An archive that no session has used for this time is removed when another one is created."""
-_PR_SET_PDEATHSIG: Final = 1
 _IN_BACKGROUND: Final = "--background"
 
 
@@ -148,7 +147,7 @@ def _dump_classes(archive: Path) -> None:
 
 def main() -> int:
     """The process."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    die_with_parent()
     signal.alarm(_SECONDS)
     if _IN_BACKGROUND in sys.argv:
         os.nice(19)

@@ -1,4 +1,5 @@
-"""Failure: an error on its way from another process, through Spark's text or a line of JSON. Pure.
+"""Failure: an error on its way from another process, through Spark's text or a line of JSON, and when what failed is
+started again. Pure: no clock, no threads.
 
 Spark hands on an exception of its Python processes as a text with a traceback in it. What the caller must do would be
 lost on that way, so :func:`told` wraps our own errors in one whose text is machine-readable.
@@ -10,12 +11,15 @@ import errno
 import functools
 import json
 import os
+import random
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Final, ParamSpec, Self, TypeVar
 
 from headwater.errors import CapacityError, FencedError, HeadwaterError, LoginError, TransientError
+from headwater.system.frames import frames_in, traceback_of
+from headwater.system.retry import RESTART, Backoff
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -43,6 +47,8 @@ _PASSING: Final = (
     "An error occurred while trying to connect to the Java server",
 )
 
+UNSURE_ATTEMPTS: Final = 5
+"""How often a failure of an unknown kind is retried before a person must act."""
 _FULL: Final = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
 _MAKE_ROOM: Final = "Make room on the disk; it goes on by itself."
 
@@ -65,19 +71,27 @@ class Remedy(Enum):
 class Failure:
     """What happened elsewhere.
 
-    :ivar kind: the name of the error's class.
+    :ivar kind: the name of the error's class. :ivar trace: where it was raised, for the trace of a run.
     """
 
     kind: str
     remedy: Remedy
     message: str
     next_step: str | None = None
+    trace: str = field(default="", compare=False)
 
     @classmethod
     def of(cls, error: BaseException) -> Self:
         """What *error*, of ours or of Spark, says, and what is to be done about it."""
-        if not isinstance(error, HeadwaterError):
-            return cls.of_text(type(error).__name__, str(error), "\n".join(_traces(error)))
+        trace = traceback_of(error)
+        if isinstance(error, HeadwaterError):
+            return replace(cls._of_ours(error), trace=trace)
+        text, remote = str(error), "\n".join(_traces(error))
+        parts = (frames_in(f"{text}\n{remote}"), trace)
+        return replace(cls.of_text(type(error).__name__, text, remote), trace="\n\n".join(filter(None, parts)))
+
+    @classmethod
+    def _of_ours(cls, error: HeadwaterError) -> Self:
         if _has_no_room(error):
             return cls(type(error).__name__, Remedy.RETRY, error.message, _MAKE_ROOM)
         if isinstance(error, TransientError | CapacityError):
@@ -115,7 +129,9 @@ class Failure:
         return cls(kind, Remedy.UNSURE, message)
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {"remedy": self.remedy.value}
+        """All but the trace."""
+        remedy = self.remedy.value
+        return {"kind": self.kind, "remedy": remedy, "message": self.message, "next_step": self.next_step}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Self:
@@ -124,6 +140,35 @@ class Failure:
 
     def __str__(self) -> str:
         return f"{self.message} {self.next_step}" if self.next_step else self.message
+
+
+class RestartPolicy:
+    """Pauses that grow with each failure, and are forgotten once there was progress.
+
+    :param backoff: how long the pauses are. :param random_share: between 0 and 1; injected for tests.
+    """
+
+    def __init__(self, backoff: Backoff = RESTART, random_share: Callable[[], float] = random.random) -> None:
+        self._backoff, self._random_share = backoff, random_share
+        self._failures = 0
+        self._has_started = False
+
+    def started(self) -> None:
+        """It could log in: a login that is refused later passes."""
+        self._has_started = True
+
+    def progressed(self) -> None:
+        """It works: the next failure is the first one."""
+        self._failures = 0
+
+    def pause(self, failure: Failure) -> float | None:
+        """Seconds to wait before the next start; ``None``: do not start it again."""
+        if failure.remedy is Remedy.PERSON or (failure.remedy is Remedy.LOGIN and not self._has_started):
+            return None
+        self._failures += 1
+        if failure.remedy is Remedy.UNSURE and self._failures > UNSURE_ATTEMPTS:
+            return None
+        return self._backoff.delay(self._failures, self._random_share)
 
 
 class ToldError(RuntimeError):

@@ -1,4 +1,4 @@
-"""Which Java Spark will start, and whether it can."""
+"""The Java of Spark: which one it will start, whether it can, and whether it runs."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import os
 import re
 import shutil
 import subprocess
+import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from headwater.spark.errors import JavaMissing
 
@@ -63,3 +64,49 @@ def _asked(command: Path) -> str:
         return subprocess.run([command, "-version"], capture_output=True, text=True, timeout=60, check=True).stderr
     except (OSError, subprocess.SubprocessError) as error:
         raise JavaMissing(f"{command} does not run: {type(error).__name__}.", next_step=_STEP) from error
+
+
+# -- the Java that this process started --------------------------------------------------------------------------------
+
+
+def forget_java() -> None:
+    """Its Java has ended: the next session or context starts another one."""
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    gateway: Any = SparkContext._gateway
+    if gateway is not None:
+        gateway.shutdown()
+    context: Any = SparkContext
+    context._gateway = context._jvm = context._active_spark_context = None
+    classes: Any = SparkSession
+    classes._instantiatedSession = classes._activeSession = None
+
+
+def kill_java() -> None:
+    """End the Java that this process started, whatever it does."""
+    from pyspark import SparkContext
+
+    process = getattr(SparkContext._gateway, "proc", None)
+    if process is not None:
+        process.kill()
+        process.wait()
+
+
+def java_runs() -> bool:
+    """Whether the Java that this process started runs; true where it started none."""
+    from pyspark import SparkContext
+
+    gateway: Any = SparkContext._gateway
+    process = getattr(gateway, "proc", None)
+    return process is None or process.poll() is None
+
+
+def java_ended() -> bool:
+    """Whether it has ended, or does within a moment: who talks to a process that is killed may know it before."""
+    end = time.monotonic() + 1.0
+    while java_runs():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.05)
+    return True

@@ -12,6 +12,7 @@ from dataclasses import field, fields
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from headwater.backfill.errors import InvalidQuery
 from headwater.spark.errors import InvalidOption
 
 Read: TypeAlias = Callable[[str, str], Any]
@@ -46,7 +47,10 @@ def read_options(kind: type[Any], given: Mapping[str, str], of: str = "", more: 
             )
         one, text = known[name.lower()], str(value).strip()
         if text:
-            values[one.name] = one.metadata["read"](one.metadata["option"], text)
+            try:
+                values[one.name] = one.metadata["read"](one.metadata["option"], text)
+            except InvalidQuery as error:
+                raise InvalidOption(error.message, next_step=error.next_step) from None
     return values
 
 

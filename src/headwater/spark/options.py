@@ -1,4 +1,4 @@
-"""The options of the data source ``headwater`` for reading a captured table."""
+"""The options of the data source ``headwater`` for reading a table: those of every table, and of a captured one."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime
 from pathlib import Path
 from typing import Final, Self
 
-from headwater.backfill.errors import InvalidQuery
 from headwater.backfill.query import PARALLEL, SINGLE, QueryOptions
-from headwater.backfill.since import parse_since
+from headwater.backfill.since import epoch_since, parse_time
 from headwater.sources.open import open_source
 from headwater.spark.directories import data_directory
 from headwater.spark.errors import InvalidOption
@@ -39,24 +37,53 @@ def _epoch(name: str, text: str) -> int:
 
 def _time_ms(name: str, text: str) -> int:
     try:
-        return Epoch.from_datetime(datetime.fromisoformat(text)).unix_ms
-    except (ValueError, EpochError):
+        return Epoch.from_datetime(parse_time(name, text)).unix_ms
+    except EpochError:
         raise InvalidOption(
-            f"Received {name}={text!r}.", next_step="Write a time with its zone, for example 2026-05-31T12:00:00Z."
+            f"Received {name}={text!r}, which is before all epochs.", next_step="Write a time from 2021-04-01Z on."
         ) from None
 
 
 def _since(_: str, text: str) -> str:
-    try:
-        parse_since(text)
-    except InvalidQuery as error:
-        raise InvalidOption(error.message, next_step=error.next_step) from None
+    epoch_since(text)
     return text
 
 
 @dataclass(frozen=True, slots=True)
-class SourceOptions:
-    """The options, read and checked. They travel to tasks.
+class TableOptions:
+    """The options of a table that is read, captured or upstream."""
+
+    store: str = option(
+        "store", location_of, "Where its changes are kept (default: a directory in the user's data directory).", ""
+    )
+    tables: str = option(
+        "tables", location_of, "Folder of the versioned tables (default, of a captured table: tables in the store).", ""
+    )
+    query: str | None = option("query", text_of, "Name of the stream, under which it keeps what it has read.")
+    columns: tuple[str, ...] | None = option(
+        "columns", names_of, "Only these, by commas, in this order; * stands for all columns of the table."
+    )
+    rows_per_second: int | None = option(
+        "rowsPerSecond", number(0), "The most to read per second: of history, and of the changes of an upstream table."
+    )
+    max_rows: int | None = option("maxRows", number(1), "About how many changes a batch has; whole epochs or versions.")
+    max_epochs: int | None = option("maxEpochs", number(1), "How many epochs or versions a batch has.")
+    parallelism: int = option("parallelism", number(1), "Tasks side by side (default: processors of this machine).", 2)
+    preimages: bool = option("preimages", flag, "false: leave out the old rows of updates.", True)
+    on_schema_change: str = option(
+        "onSchemaChange", word(STOP, IGNORE), "stop when columns change, or ignore it and read the known ones.", STOP
+    )
+    takeover: bool = option("takeover", flag, "true: end another stream of the same name.", False)
+
+    @classmethod
+    def read(cls, given: Mapping[str, str], of: str = "", more: str = "") -> Self:
+        """Those that are *given*; see :func:`read_options`. :raises InvalidOption: an unknown option or a bad value."""
+        return cls(**({"parallelism": os.cpu_count() or 2} | read_options(cls, given, of, more)))
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions(TableOptions):
+    """The options of a captured table, read and checked. They travel to tasks.
 
     :ivar source: empty: a stream writes the store, and there is no database.
     :ivar query: ``None``: the name is derived from the table's.
@@ -72,13 +99,6 @@ class SourceOptions:
         is_secret=True,
     )
     table: str = option("table", text_of, "The table.", "")
-    store: str = option(
-        "store", location_of, "Where its changes are kept (default: a directory in the user's data directory).", ""
-    )
-    query: str | None = option("query", text_of, "Name of the stream, under which it keeps what it has read.")
-    columns: tuple[str, ...] | None = option(
-        "columns", names_of, "Only these, by commas, in this order; * stands for all columns of the table."
-    )
     history: bool = option(
         "history", flag, "true: first the existing rows, as inserts, then changes. false: changes only.", True
     )
@@ -88,10 +108,6 @@ class SourceOptions:
     split_rows: int | None = option(
         "splitRows", number(1), "About how many rows a split has (default: 100 000; more for a large batch)."
     )
-    rows_per_second: int | None = option("rowsPerSecond", number(0), "The most history to read per second.")
-    parallelism: int = option("parallelism", number(1), "Tasks side by side (default: processors of this machine).", 2)
-    max_rows: int | None = option("maxRows", number(1), "About how many changes a batch has; whole epochs.")
-    max_epochs: int | None = option("maxEpochs", number(1), "How many epochs a batch has.")
     start_epoch: int | None = option(
         "startEpoch", number(0), "Batch: the changes after this epoch, instead of the table as it is."
     )
@@ -103,21 +119,15 @@ class SourceOptions:
     net: bool = option(
         "net", flag, "Batch, with startEpoch: one record for each key that changed, from the versioned table.", False
     )
-    tables: str = option("tables", location_of, "Folder of the versioned tables (default: tables in the store).", "")
     since: str | None = option(
         "since", _since, "Stream: no history; changes from this epoch or time (2026-05-31T12:00:00Z) on."
     )
-    preimages: bool = option("preimages", flag, "false: leave out the old rows of updates.", True)
     on_truncate: str = option("onTruncate", word(STOP, IGNORE), "stop when the table is truncated, or ignore it.", STOP)
-    on_schema_change: str = option(
-        "onSchemaChange", word(STOP, IGNORE), "stop when columns change, or ignore it and read the known ones.", STOP
-    )
     capture: str = option(
         "capture", word(AUTO, NONE), "auto: capture the database if no process does. none: another process must.", AUTO
     )
     slot: str = option("slot", text_of, "The replication slot of such a capture.", "headwater")
     publication: str = option("publication", text_of, "The publication of such a capture.", "headwater")
-    takeover: bool = option("takeover", flag, "true: end another stream of the same name.", False)
     pushdown: bool = option("pushdown", flag, "Batch: let Spark's filters run in the database.", False)
     snapshot_seconds: int = option(
         "snapshotSeconds", number(1), "Batch: seconds that a snapshot is kept when no task reads in it.", 600
@@ -126,7 +136,7 @@ class SourceOptions:
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> Self:
         """:raises InvalidOption: an unknown option, a value that is not valid, or one that is missing."""
-        options = cls(**({"parallelism": os.cpu_count() or 2} | read_options(cls, given)))
+        options = cls.read(given)
         options = replace(options, source=options.source or os.environ.get(SOURCE_VARIABLE, ""))
         if not options.source and not options.store:
             raise InvalidOption(

@@ -44,8 +44,8 @@ from headwater.spark.action_snapshots import (
     proof_of,
     serve_next,
 )
-from headwater.spark.child import Child, received, tell
 from headwater.spark.errors import SparkError
+from headwater.system.child import Child, received, report
 from headwater.system.files import make_root, open_private
 
 _LOOK_SECONDS: Final = 0.25
@@ -115,7 +115,7 @@ def keep(moments: Moments, parts: int, seconds: float) -> KeptFrame:
         answer = _asked(path, asked)
         if answer is not None:
             break
-        child = Child(__name__, {"path": str(path)}, forks=True)
+        child = Child.of_module(__name__, {"path": str(path)}, forks=True)
         child.line(START_SECONDS)
         child.leave()
     else:
@@ -186,7 +186,7 @@ def main() -> None:
         asking.bind(str(path))
         asking.listen(128)
     keeper = ActionSnapshots(key)
-    tell({})
+    report({})
     answering: list[Thread] = []
     while keeper.release() or answering:
         answering = [thread for thread in answering if thread.is_alive()]  # release() then sees what they have added

@@ -42,7 +42,7 @@ class HeadwaterDataSource(DataSource):
         if upstream is not None:
             from headwater.spark.upstream_reader import upstream_table
 
-            return discovered(upstream_table(upstream), upstream.columns)
+            return discovered(upstream_table(upstream.for_query()), upstream.columns)
         options = self._settled()
         if options.reads_kept:
             from headwater.spark.kept_reader import kept_schema

@@ -14,12 +14,12 @@ from typing import Any, Final
 import pyarrow as pa
 from pyspark.sql import types as st
 
+from headwater.backfill.loop import next_batch, reach_source, units_of
 from headwater.backfill.offset import QueryOffset
 from headwater.backfill.planner import QueryPlanner
 from headwater.backfill.query import QueryOptions
 from headwater.backfill.reader import read_changes, read_history
-from headwater.backfill.units import LogUnit, Unit
-from headwater.spark.capture_process import CaptureKeeper
+from headwater.backfill.units import LogUnit, Unit, UpstreamUnit
 from headwater.spark.columns import Columns
 from headwater.spark.data_source_api import (
     BatchStarts,
@@ -32,6 +32,7 @@ from headwater.spark.data_source_api import (
 )
 from headwater.spark.errors import HistoryWaits, StreamRuns, TableChanged
 from headwater.spark.options import STOP, SourceOptions
+from headwater.spark.query_capture import QueryCapture
 from headwater.spark.rows import Rows
 from headwater.spark.session import hot
 from headwater.spark.types import rebatched
@@ -59,14 +60,14 @@ class UnitPartition(InputPartition):
 class _Opened:
     """What the planning process holds."""
 
-    capture: CaptureKeeper
+    capture: QueryCapture
     query: QueryOptions
     planner: QueryPlanner
     columns: Columns
 
     @classmethod
     def open(cls, options: SourceOptions, schema: st.StructType) -> _Opened:
-        capture = CaptureKeeper(options)
+        capture = QueryCapture(options)
         try:
             table = capture.ensure()
             columns = Columns.of(schema, table, options.columns)
@@ -125,7 +126,7 @@ class HeadwaterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """All history, and every change that the source has committed by now."""
-        self._upto = self._open.planner.reach_source(_REACH_SECONDS).epoch
+        self._upto = reach_source(self._open.planner, _REACH_SECONDS).epoch
 
     def latestOffset(  # noqa: N802 - Spark's name
         self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None
@@ -142,9 +143,9 @@ class HeadwaterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         while True:
             opened.capture.watch()
             patience = _POLL_SECONDS if self._upto is None or opened.planner.has_history else 0.0
-            end = opened.planner.advance(begin, timeout=patience, max_rows=rows, upto=self._upto)
+            end = next_batch(opened.planner, begin, patience, max_rows=rows, upto=self._upto)
             planner = opened.planner
-            if end != begin or self._upto is None or not planner.has_history or planner.is_waiting():
+            if end != begin or self._upto is None or planner.has_reached(self._upto):
                 return self._starts.planned(start, end.to_json())
             if time.monotonic() >= give_up:
                 raise _history_waits(opened)
@@ -157,7 +158,7 @@ class HeadwaterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._starts.check(start, end)
         opened, options = self._open, self._options
         begin = QueryOffset.from_json(start)
-        units = opened.planner.units(begin, QueryOffset.from_json(end))
+        units = units_of(opened.planner, begin, QueryOffset.from_json(end))
         stops = options.on_schema_change == STOP
         is_new = opened.query.history and begin.plan == 0  # nothing was given yet that a TRUNCATE could empty
         ignores = is_new or options.on_truncate != STOP
@@ -189,7 +190,7 @@ def _rows_of(partition: UnitPartition, rows: Rows, preimages: bool) -> Iterator[
     if isinstance(unit, LogUnit):
         for batch in read_changes(query, unit, rows.needed):
             yield rows.of_changes(batch, preimages=preimages)
-    else:
+    elif not isinstance(unit, UpstreamUnit):
         needed = tuple(rows.needed) or unit.table.key_columns
         for batch in read_history(query, replace(unit, columns=needed)):
             yield rows.of_history(batch, unit.position, unit.commit_time_us)

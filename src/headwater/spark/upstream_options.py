@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from typing import Final
+from dataclasses import dataclass, field, replace
+from typing import Final, Self
 
-from headwater.backfill.snapshot.consume_upstream.executor import UpstreamOptions
-from headwater.backfill.snapshot.consume_upstream.open import DELTA, open_upstream
-from headwater.backfill.snapshot.consume_upstream.query import UpstreamQuery
+from headwater.backfill.query import QueryOptions
+from headwater.backfill.since import parse_since
+from headwater.backfill.snapshot.consume_upstream.upstream_table import DELTA, open_upstream
 from headwater.spark.directories import data_directory
-from headwater.spark.errors import InvalidOption
-from headwater.spark.option_table import flag, location_of, names_of, number, option, read_options, text_of, word
-from headwater.spark.options import IGNORE, STOP
+from headwater.spark.option_table import location_of, names_of, number, option, text_of, word
+from headwater.spark.options import IGNORE, STOP, TableOptions
 from headwater.stream import DEFAULT_VNODE_COUNT
 
 UPSTREAM: Final = "upstream"
@@ -28,23 +25,18 @@ def is_upstream(given: Mapping[str, str]) -> bool:
     return any(name.lower() == UPSTREAM for name in given)
 
 
-def _since(name: str, text: str) -> tuple[int | None, int | None]:
-    """A version, or a time in milliseconds since 1970; one without a zone is in UTC."""
-    if text.isdecimal():
-        return int(text), None
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise InvalidOption(
-            f"Received {name}={text!r}.", next_step="Valid are a version, or a time as 2026-01-31T12:00:00Z."
-        ) from None
-    at = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
-    return None, int(at.timestamp() * 1000)
+def _since(name: str, text: str) -> str:
+    """A version, or a time with its zone."""
+    parse_since(name, text, "a version")
+    return text
 
 
 @dataclass(frozen=True, slots=True)
-class _Given:
-    """The options as they were given; ``storage.NAME``, options of an object store, come beside them."""
+class UpstreamSourceOptions(TableOptions):
+    """The options of an upstream table, read and checked. They travel to tasks.
+
+    :ivar storage: options of an object store, given as ``storage.NAME``.
+    """
 
     upstream: str = option(UPSTREAM, text_of, "delta:PATH: a Delta table. table:NAME: a versioned table.", "")
     key: tuple[str, ...] = option("key", names_of, "Delta: the columns that name a row, by commas.", ())
@@ -59,86 +51,47 @@ class _Given:
         " store of its log.",
         "",
     )
-    tables: str = option("tables", location_of, "Of a versioned table: the folder of the versioned tables.", "")
-    query: str | None = option("query", text_of, "Name of the stream, under which it keeps what it has read.")
-    columns: tuple[str, ...] | None = option(
-        "columns", names_of, "Only these, by commas, in this order; * stands for all columns of the table."
-    )
-    since: tuple[int | None, int | None] = option(
+    since: str | None = option(
         "since",
         _since,
-        "No snapshot: what changed after a version (a number), or from a time on (ISO 8601).",
-        (None, None),
-    )
-    rows_per_second: int | None = option("rowsPerSecond", number(0), "The most to read per second.")
-    max_rows: int | None = option("maxRows", number(1), "About how many rows a batch has.")
-    max_epochs: int | None = option("maxEpochs", number(1), "How many versions a batch has.")
-    parallelism: int | None = option("parallelism", number(1), "Tasks side by side (default: processors).")
-    preimages: bool = option("preimages", flag, "false: leave out the old rows of updates.", True)
-    on_schema_change: str = option(
-        "onSchemaChange", word(STOP, IGNORE), "stop when columns change, or ignore it and read the known ones.", STOP
+        "No snapshot: what changed after a version (a number), or from a time with its zone on (2026-01-31T12:00:00Z).",
     )
     on_resnapshot: str = option(
-        "onResnapshot",
-        word(STOP, IGNORE),
-        "stop when the table is read again, or ignore that.",
-        STOP,
+        "onResnapshot", word(STOP, IGNORE), "stop when the table is read again, or ignore that.", STOP
     )
-    takeover: bool = option("takeover", flag, "true: end another stream of the same name.", False)
-
-
-@dataclass(frozen=True, slots=True)
-class UpstreamSourceOptions:
-    """The options, read and checked. They travel to tasks."""
-
-    query: UpstreamQuery
-    columns: tuple[str, ...] | None = None
-    preimages: bool = True
-    on_schema_change: str = STOP
-    on_resnapshot: str = STOP
-    takeover: bool = False
+    storage: tuple[tuple[str, str], ...] = field(default=(), repr=False)
 
     @classmethod
-    def parse(cls, given: Mapping[str, str]) -> UpstreamSourceOptions:
-        """:raises InvalidOption: an unknown option, or a value that is not valid.
-        :raises InvalidUpstream: no such table can be opened.
-        """
-        of_storage = {name for name in given if name.lower().startswith(STORAGE)}
-        own = {name: value for name, value in given.items() if name not in of_storage}
-        options = _Given(**read_options(_Given, own, " of an upstream table", f", and {STORAGE}…"))
-        store = options.store or default_state(options.upstream)
+    def parse(cls, given: Mapping[str, str]) -> Self:
+        """:raises InvalidOption: an unknown option, or a value that is not valid."""
+        of_storage = {name: str(text) for name, text in given.items() if name.lower().startswith(STORAGE)}
+        own = {name: text for name, text in given.items() if name not in of_storage}
+        options = cls.read(own, " of an upstream table", f", and {STORAGE}…")
+        storage = tuple((name[len(STORAGE) :].upper(), text) for name, text in of_storage.items())  # Spark lowers names
+        return replace(options, store=options.store or default_state(options.upstream), storage=storage)
+
+    def for_query(self) -> QueryOptions:
+        """The query that reads the table; nothing is connected yet. :raises InvalidUpstream: it cannot be opened."""
         upstream = open_upstream(
-            options.upstream,
-            key=options.key,
-            table=options.table,
-            vnodes=options.vnodes,
-            store=store if not options.upstream.startswith(f"{DELTA}:") else "",
-            folder=options.tables,
-            storage={name[len(STORAGE) :].upper(): str(given[name]) for name in of_storage},  # Spark lowers names
+            self.upstream,
+            key=self.key,
+            table=self.table,
+            vnodes=self.vnodes,
+            store=self.store if not self.upstream.startswith(f"{DELTA}:") else "",
+            folder=self.tables,
+            storage=dict(self.storage),
         )
-        limits = UpstreamOptions(rows_per_second=options.rows_per_second)
-        limits = replace(
-            limits,
-            batch_rows=options.max_rows or limits.batch_rows,
-            batch_epochs=options.max_epochs or limits.batch_epochs,
-        )
-        since, since_ms = options.since
-        query = UpstreamQuery(
+        since = self.since
+        if since is not None and since.isdecimal():
+            since = str(upstream.epoch_of_version(int(since)))
+        return QueryOptions.over(
             upstream,
-            store,
-            options.query or f"spark {upstream.name.rpartition('/')[2]}",
-            since=None if since is None else upstream.epoch_of_version(since),
-            since_ms=since_ms,
-            parallelism=options.parallelism or os.cpu_count() or 2,
-            options=limits,
-        )
-        return cls(
-            query,
-            options.columns,
-            options.preimages,
-            options.on_schema_change,
-            options.on_resnapshot,
-            options.takeover,
+            self.store,
+            self.query or f"spark {upstream.name.rpartition('/')[2]}",
+            since=since,
+            rows_per_second=self.rows_per_second,
+            max_rows=self.max_rows,
+            max_epochs=self.max_epochs,
         )
 
 

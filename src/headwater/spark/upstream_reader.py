@@ -16,10 +16,13 @@ from typing import Any, Final
 import pyarrow as pa
 from pyspark.sql import types as st
 
+from headwater.backfill.loop import next_batch
 from headwater.backfill.offset import QueryOffset
-from headwater.backfill.snapshot.consume_upstream.planner import UpstreamPlanner
-from headwater.backfill.snapshot.consume_upstream.query import UpstreamUnit
-from headwater.backfill.snapshot.consume_upstream.reader import read_unit
+from headwater.backfill.planner import QueryPlanner
+from headwater.backfill.query import QueryOptions
+from headwater.backfill.reader import read_upstream
+from headwater.backfill.snapshot.consume_upstream.upstream_table import UpstreamTable
+from headwater.backfill.units import UpstreamUnit
 from headwater.sources.table import SourceTable
 from headwater.spark.columns import Columns
 from headwater.spark.data_source_api import (
@@ -43,9 +46,9 @@ _OWNED_SECONDS: Final = 10.0
 _LOOK_SECONDS: Final = 0.2
 
 
-def upstream_table(options: UpstreamSourceOptions) -> SourceTable:
-    """As it is now. :raises UpstreamDropped: there is none."""
-    upstream = options.query.upstream
+def upstream_table(query: QueryOptions) -> SourceTable:
+    """The table of *query* as it is now. :raises UpstreamDropped: it does not exist."""
+    upstream = _upstream(query)
     return upstream.table(upstream.newest_epoch())
 
 
@@ -61,7 +64,8 @@ class UpstreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: UpstreamSourceOptions, schema: st.StructType) -> None:
         self._options, self._schema = options, schema
-        self._opened: UpstreamPlanner | None = None
+        self._query = options.for_query()
+        self._opened: QueryPlanner | None = None
         self._upto: int | None = None
         self._starts = BatchStarts()
 
@@ -69,9 +73,9 @@ class UpstreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self.__dict__ | {"_opened": None}
 
     @property
-    def _planner(self) -> UpstreamPlanner:
+    def _planner(self) -> QueryPlanner:
         if self._opened is None:
-            self._opened = _open(self._options)
+            self._opened = _open(self._query, takeover=self._options.takeover, parallelism=self._options.parallelism)
         return self._opened
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's name
@@ -90,7 +94,10 @@ class UpstreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Waits a moment for something to do. :raises RetentionMiss: with *available now*, what follows is gone."""
         hot()
         start = self._starts.start(start, self.initialOffset)
-        end = self._planner.latest(QueryOffset.from_json(start), _POLL_SECONDS, self._upto)
+        planner, upto, begin = self._planner, self._upto, QueryOffset.from_json(start)
+        end = next_batch(planner, begin, _POLL_SECONDS if upto is None else 0.0, upto=upto)
+        while upto is not None and end == begin and not planner.has_reached(upto):
+            end = next_batch(planner, begin, _POLL_SECONDS, upto=upto)
         return self._starts.planned(start, end.to_json())
 
     def reportLatestOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's name
@@ -104,10 +111,11 @@ class UpstreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         made = []
         columns: Columns | None = None
         for unit in planner.units(first, QueryOffset.from_json(end)):
+            assert isinstance(unit, UpstreamUnit)
             if unit.replaces and first.plan and options.on_resnapshot == STOP:
                 raise _replaced(unit)
             if columns is None:
-                columns = Columns.of(self._schema, upstream_table(options), options.columns)
+                columns = Columns.of(self._schema, upstream_table(self._query), options.columns)
             places = columns.places(unit.table, stops=options.on_schema_change == STOP)
             made.append(UpstreamPartition(unit, places))
         return made
@@ -117,7 +125,7 @@ class UpstreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not isinstance(partition, UpstreamPartition):
             return iter(())  # Spark's own, for a batch without units
         rows, options = Rows(self._schema, partition.places), self._options
-        found = read_unit(options.query.upstream, partition.unit)
+        found = read_upstream(_upstream(self._query), partition.unit)
         return rebatched(rows.of_changes(batch, preimages=options.preimages) for batch in found)
 
     def commit(self, end: dict[str, Any]) -> None:
@@ -129,16 +137,21 @@ class UpstreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._opened = None
 
 
-def _open(options: UpstreamSourceOptions) -> UpstreamPlanner:
+def _upstream(query: QueryOptions) -> UpstreamTable:
+    assert query.upstream is not None
+    return query.upstream
+
+
+def _open(query: QueryOptions, *, takeover: bool, parallelism: int) -> QueryPlanner:
     """The planner; that of a query which was just stopped is waited for."""
     end = time.monotonic() + _OWNED_SECONDS
     while True:
         try:
-            return UpstreamPlanner(options.query, takeover=options.takeover)
+            return QueryPlanner(query, takeover=takeover, slots=lambda: parallelism)
         except StoreOwned as error:
             if time.monotonic() >= end:
                 raise StreamRuns(
-                    f"Another stream of the name {options.query.query!r} is running: {error.message}",
+                    f"Another stream of the name {query.query!r} is running: {error.message}",
                     next_step="Stop it, give this one another name with option 'query', or set takeover=true.",
                 ) from None
             time.sleep(_LOOK_SECONDS)

@@ -107,7 +107,7 @@ class SectionView:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        self._view.close()
 
 
 class QueryStore(Closable):
@@ -243,27 +243,6 @@ def sections(reader: StateReader) -> Generator[tuple[str, SectionView], None, No
         for _, value in view.scan_prefix(_DIRECTORY):
             entry = _parsed(value)
             yield entry["query"], SectionView(view, _prefix(entry))
-
-
-class WholeStore:
-    """A store of one owner without sections, as :class:`Sealed`."""
-
-    def __init__(self, store: StateStore) -> None:
-        self._store = store
-        self._clock = EpochClock(_now_ms, store.committed_epoch())
-        with store.snapshot() as view:
-            self.catalog = Catalog.load(view)
-
-    def snapshot(self) -> Snapshot:
-        return self._store.snapshot()
-
-    def seal(self, batch: WriteBatch) -> None:
-        self._store.seal(self._clock.next(), batch)
-
-    defer = seal
-
-    def close(self) -> None:
-        self._store.close()
 
 
 class _Asked:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from headwater.stream.barrier import Barrier, BarrierKind
 from headwater.stream.bitmap import VnodeBitmap
-from headwater.stream.chunk import OP_COLUMN, RESERVED_COLUMNS, VNODE_COLUMN, Chunk
+from headwater.stream.chunk import OP_COLUMN, Chunk
 from headwater.stream.epoch import INVALID, ORIGIN, Epoch, EpochClock, EpochPair
 from headwater.stream.errors import (
     BarrierError,
@@ -17,7 +17,6 @@ from headwater.stream.errors import (
     FormatError,
     KeyColumnError,
     KeyTypeError,
-    ReservedColumnError,
     VnodeCountError,
     VnodeRangeError,
 )
@@ -27,9 +26,7 @@ from headwater.stream.mutation import (
     Pause,
     Resnapshot,
     Resume,
-    Stop,
     Throttle,
-    UpdateVnodeBitmap,
 )
 from headwater.stream.op import CHANGE_TYPES, Op, change_types_of, ops_of
 from headwater.stream.vnode import (
@@ -37,11 +34,8 @@ from headwater.stream.vnode import (
     MAX_VNODE_COUNT,
     check_vnode_count,
     hash_keys,
-    vnode_of,
     vnodes_of,
-    vnodes_of_hashes,
 )
-from headwater.stream.vnode_index import VnodeIndex
 
 __all__ = [
     "ALL_TARGETS",
@@ -51,8 +45,6 @@ __all__ = [
     "MAX_VNODE_COUNT",
     "OP_COLUMN",
     "ORIGIN",
-    "RESERVED_COLUMNS",
-    "VNODE_COLUMN",
     "Barrier",
     "BarrierError",
     "BarrierKind",
@@ -69,21 +61,15 @@ __all__ = [
     "Mutation",
     "Op",
     "Pause",
-    "ReservedColumnError",
     "Resnapshot",
     "Resume",
-    "Stop",
     "Throttle",
-    "UpdateVnodeBitmap",
     "VnodeBitmap",
     "VnodeCountError",
-    "VnodeIndex",
     "VnodeRangeError",
     "change_types_of",
     "check_vnode_count",
     "hash_keys",
     "ops_of",
-    "vnode_of",
     "vnodes_of",
-    "vnodes_of_hashes",
 ]

@@ -2,14 +2,16 @@
 
 A chunk is an Arrow RecordBatch, one :class:`~headwater.stream.op.Op` per row and one vnode per row. It never spans
 epochs, and whatever is done to it, an update pair stays together: both halves in one chunk, next to each other,
-in the same vnode. An update that changes the key is not a pair but a delete and an insert.
+in the same vnode. An update that changes the key is not a pair but a delete and an insert. An ``UPDATE_DELETE`` never
+stands alone. An ``UPDATE_INSERT`` does where the source told the new row only, as a Postgres table does that logs no
+old rows.
 
 Nothing here runs Python per row, and slices share the memory of their chunk.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,23 +20,109 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from headwater.stream.bitmap import VnodeBitmap
-from headwater.stream.errors import ChunkError, ReservedColumnError
-from headwater.stream.gather import take_columns
+from headwater.stream.errors import ChunkError
+from headwater.stream.key_column import plain
 from headwater.stream.op import Op
-from headwater.stream.update_pair import check_ops, check_vnodes_of_pairs, without_key_changes
 from headwater.stream.vnode import (
     DEFAULT_VNODE_COUNT,
     MAX_VNODE_COUNT,
     key_columns_of,
-    uint16_array,
     vnodes_of,
 )
-from headwater.stream.vnode_index import VnodeIndex
+
+# Members of an enum are looked up slowly, and a chunk may have one row only.
+_UPDATE_INSERT = int(Op.UPDATE_INSERT)
+_UPDATE_DELETE = int(Op.UPDATE_DELETE)
+
+
+def _first(mask: NDArray[np.bool_]) -> int | None:
+    place = int(mask.argmax()) if mask.size else 0
+    return place if mask.size and mask[place] else None
+
+
+def check_ops(codes: NDArray[np.int8]) -> None:
+    """Check the codes and that every ``UPDATE_DELETE`` has its ``UPDATE_INSERT`` next to it.
+
+    An ``UPDATE_INSERT`` stands alone where the source sent the new row only, as a Postgres table does that logs no old
+    rows.
+
+    :raises ChunkError: ``row`` is the index of the first row that is wrong.
+    """
+    row = _first((codes < 1) | (codes > _UPDATE_DELETE))
+    if row is not None:
+        raise ChunkError(
+            f"Row {row} has op code {codes[row]}; valid values are "
+            + ", ".join(f"{op.value} ({op.name.lower()})" for op in Op)
+            + ".",
+            row=row,
+            next_step="Map the source's operation to an Op.",
+        )
+    if codes.max(initial=0) < _UPDATE_INSERT:
+        return
+    opens = codes == _UPDATE_DELETE
+    row = _first(opens & ~np.append(codes[1:] == _UPDATE_INSERT, False))
+    if row is not None:
+        raise ChunkError(
+            f"Row {row} is an update_delete that no update_insert follows.",
+            row=row,
+            next_step="Keep both halves of an update together, or send delete and insert instead.",
+        )
+
+
+def check_vnodes_of_pairs(codes: NDArray[np.int8], vnodes: NDArray[np.uint16]) -> None:
+    """Check that both halves of each pair have one vnode.
+
+    :raises ChunkError: ``row`` is the index of the first half.
+    """
+    apart = (codes[:-1] == _UPDATE_DELETE) & (vnodes[:-1] != vnodes[1:])
+    row = _first(apart)
+    if row is not None:
+        raise ChunkError(
+            f"Rows {row} and {row + 1} are an update pair with the vnodes {vnodes[row]} and {vnodes[row + 1]}.",
+            row=row,
+            next_step="Build the chunk with Chunk.build(), which makes it a delete and an insert.",
+        )
+
+
+def without_key_changes(codes: NDArray[np.int8], key: Mapping[str, Any]) -> NDArray[np.int8]:
+    """*codes* with each update pair whose halves have different keys turned into a delete and an insert.
+
+    Keys are different if the values are: a change below the microsecond that the hash does not see is one.
+    """
+    firsts = np.flatnonzero(codes == _UPDATE_DELETE)
+    if not firsts.size:
+        return codes
+    changed = np.zeros(firsts.size, dtype=np.bool_)
+    for column in key.values():
+        changed |= ~_same(column, firsts)
+    if not changed.any():
+        return codes
+    codes = codes.copy()
+    codes[firsts[changed]] = Op.DELETE
+    codes[firsts[changed] + 1] = Op.INSERT
+    return codes
+
+
+def _same(column: Any, firsts: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """For each pair, whether both halves have the same value; null is the same as null and NaN as NaN."""
+    column = plain(column)
+    if pa.types.is_null(column.type):
+        return np.ones(firsts.size, dtype=np.bool_)
+    if pa.types.is_float16(column.type):
+        # Arrow compares no half floats.
+        column = column.cast(pa.float32())
+    old, new = column.take(pa.array(firsts)), column.take(pa.array(firsts + 1))
+    same = pc.equal(old, new)
+    if same.null_count:
+        same = pc.or_(pc.fill_null(same, False), pc.and_(old.is_null(), new.is_null()))
+    if pa.types.is_floating(column.type):
+        nan = pc.fill_null(pc.and_(pc.is_nan(old), pc.is_nan(new)), False)
+        same = pc.or_(same, nan)
+    result: NDArray[np.bool_] = same.to_numpy(zero_copy_only=False)
+    return result
+
 
 OP_COLUMN: Final = "_op"
-VNODE_COLUMN: Final = "_vnode"
-RESERVED_COLUMNS: Final = (OP_COLUMN, VNODE_COLUMN)
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -144,11 +232,6 @@ class Chunk:
         """The schema of the rows."""
         return self.rows.schema
 
-    @property
-    def is_inserts_only(self) -> bool:
-        """Whether every row is an insert."""
-        return bool((self.ops.to_numpy() == Op.INSERT).all())
-
     def slice(self, offset: int, length: int | None = None) -> Chunk:
         """The rows from *offset* on, at most *length* of them, over the same memory.
 
@@ -197,83 +280,6 @@ class Chunk:
             start = stop
         return pieces or [self]
 
-    @classmethod
-    def concat(cls, chunks: Iterable[Chunk]) -> Chunk:
-        """One chunk of all rows in order. The chunks must be of one epoch.
-
-        :raises ChunkError: no chunk, or chunks with different schemas.
-        """
-        parts = list(chunks)
-        if not parts:
-            raise ChunkError("Received no chunk.", next_step="Use Chunk.empty(schema) for no rows.")
-        schema = parts[0].schema
-        for place, part in enumerate(parts):
-            if not part.schema.equals(schema):
-                raise ChunkError(
-                    f"Received chunks of different schemas: number {place} is unlike the first.",
-                    next_step="A schema changes at a barrier only: concatenate up to it.",
-                )
-        if len(parts) == 1:
-            return parts[0]
-        columns = [pa.concat_arrays([part.rows.column(place) for part in parts]) for place in range(len(schema.names))]
-        return _trusted(
-            pa.RecordBatch.from_arrays(columns, schema=schema),
-            pa.concat_arrays([part.ops for part in parts]),
-            pa.concat_arrays([part.vnodes for part in parts]),
-        )
-
-    def filter_vnodes(self, bitmap: VnodeBitmap) -> Chunk:
-        """The rows whose vnode is in *bitmap*, in order.
-
-        :raises VnodeRangeError: a row's vnode is not below the bitmap's count.
-        """
-        owned = bitmap.mask_of(self.vnodes)
-        return self if owned.all() else self._take(np.flatnonzero(owned))
-
-    def sort_by_vnode(self) -> tuple[Chunk, VnodeIndex]:
-        """The rows ordered by vnode, each vnode's in their old order, and where each vnode is."""
-        vnodes = self.vnodes.to_numpy()
-        if (vnodes[1:] >= vnodes[:-1]).all():
-            return self, VnodeIndex.of(vnodes)
-        # Stable, and the halves of a pair are neighbours in one vnode: nothing comes between them.
-        ordered = self._take(np.argsort(vnodes, kind="stable"))
-        return ordered, VnodeIndex.of(ordered.vnodes.to_numpy())
-
-    def to_batch(self) -> pa.RecordBatch:
-        """The rows with the columns ``_op`` (int8) and ``_vnode`` (uint16) at the end.
-
-        :raises ReservedColumnError: the table has a column of that name.
-        """
-        for name in RESERVED_COLUMNS:
-            if name in self.schema.names:
-                raise ReservedColumnError(name, RESERVED_COLUMNS)
-        schema = self.schema
-        for name, kind in ((OP_COLUMN, pa.int8()), (VNODE_COLUMN, pa.uint16())):
-            schema = schema.append(pa.field(name, kind, nullable=False))
-        return pa.RecordBatch.from_arrays([*self.rows.columns, self.ops, self.vnodes], schema=schema)
-
-    @classmethod
-    def from_batch(cls, batch: pa.RecordBatch) -> Chunk:
-        """The inverse of :meth:`to_batch`; the reserved columns may be at any place.
-
-        :raises ChunkError: a reserved column is missing or there twice, or as the constructor.
-        """
-        places = {}
-        for name in RESERVED_COLUMNS:
-            found = batch.schema.get_all_field_indices(name)
-            if len(found) != 1:
-                raise ChunkError(
-                    f"Received a batch with {len(found)} columns named {name!r}; a chunk has one.",
-                    next_step="Write chunks with Chunk.to_batch().",
-                )
-            places[name] = found[0]
-        others = [place for place in range(batch.num_columns) if place not in places.values()]
-        rows = pa.RecordBatch.from_arrays(
-            [batch.column(place) for place in others],
-            schema=pa.schema([batch.schema.field(place) for place in others], metadata=batch.schema.metadata),
-        )
-        return cls(rows, batch.column(places[OP_COLUMN]), batch.column(places[VNODE_COLUMN]))
-
     def __eq__(self, other: object) -> bool:
         """Same schema, rows, ops and vnodes in the same order. As in Arrow, NaN differs from NaN."""
         if not isinstance(other, Chunk):
@@ -295,14 +301,6 @@ class Chunk:
             self.rows.slice(start, stop - start),
             self.ops.slice(start, stop - start),
             self.vnodes.slice(start, stop - start),
-        )
-
-    def _take(self, places: NDArray[np.int64]) -> Chunk:
-        """The rows at *places*, which part no pair."""
-        return _trusted(
-            pa.RecordBatch.from_arrays(take_columns(self.rows, places), schema=self.schema),
-            self.ops.take(pa.array(places)),
-            uint16_array(self.vnodes.to_numpy()[places]),
         )
 
 

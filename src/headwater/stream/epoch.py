@@ -207,11 +207,6 @@ class EpochClock:
         """The newest epoch that was given out, or where the clock started."""
         return self._last
 
-    @property
-    def ahead_ms(self) -> int:
-        """How far the epochs run ahead of the wall clock: above 0 after the wall clock went back."""
-        return max(0, self._last.unix_ms - self._now_ms()) if self._last.is_valid else 0
-
     def next(self) -> Epoch:
         """A new epoch, after all earlier ones.
 

@@ -114,17 +114,3 @@ class ChunkError(InputError):
     def __init__(self, message: str, *, row: int | None = None, next_step: str) -> None:
         self.row = row
         super().__init__(message, next_step=next_step)
-
-
-class ReservedColumnError(InputError):
-    """A user's column that bears one of our names.
-
-    :ivar column: the name.
-    """
-
-    def __init__(self, column: str, reserved: Sequence[str]) -> None:
-        self.column = column
-        super().__init__(
-            f"Received a column named {column!r}; the names {', '.join(reserved)} are reserved.",
-            next_step="Rename the column before it enters the chunk.",
-        )

@@ -44,16 +44,6 @@ class Op(IntEnum):
         """Whether the row exists afterwards."""
         return self in (Op.INSERT, Op.UPDATE_INSERT)
 
-    @classmethod
-    def from_change_type(cls, name: str) -> Op:
-        """The op of a ``_change_type`` name.
-
-        :raises ChunkError: no such name.
-        """
-        if name not in CHANGE_TYPES:
-            raise ChunkError(f"Received change type {name!r}; {_VALID_NAMES}", next_step=_NAME_STEP)
-        return cls(CHANGE_TYPES.index(name) + 1)
-
 
 CHANGE_TYPES = ("insert", "delete", "update_postimage", "update_preimage")
 """The ``_change_type`` names in the order of the codes, from code 1."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final
-from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
@@ -85,15 +84,6 @@ def hash_keys(rows: Any, key_columns: Sequence[str]) -> U64:
     return hashes
 
 
-def vnodes_of_hashes(hashes: U64, count: int = DEFAULT_VNODE_COUNT) -> NDArray[np.uint16]:
-    """The vnodes of key hashes.
-
-    :raises VnodeCountError: a bad *count*.
-    """
-    check_vnode_count(count)
-    return (((hashes >> _HALF) * np.uint64(count)) >> _HALF).astype(np.uint16)
-
-
 def vnodes_of(rows: Any, key_columns: Sequence[str], count: int = DEFAULT_VNODE_COUNT) -> pa.UInt16Array:
     """The vnode of each row, without nulls.
 
@@ -117,40 +107,6 @@ def vnodes_of(rows: Any, key_columns: Sequence[str], count: int = DEFAULT_VNODE_
     if count > 1 or columns:
         _each_block(columns, scale)
     return uint16_array(vnodes)
-
-
-def vnode_of(values: Sequence[Any], types: Sequence[Any] | pa.Schema, count: int = DEFAULT_VNODE_COUNT) -> int:
-    """The vnode of one key: Python *values* with their Arrow *types* (a schema names the columns in errors).
-
-    A convenience for look-ups, which costs as much as a small batch; for many keys use :func:`vnodes_of`.
-
-    :raises KeyColumnError: a value is not of its type, the numbers differ, or a type is not hashed.
-    :raises VnodeCountError: a bad *count*.
-    """
-    names = list(types.names) if isinstance(types, pa.Schema) else [str(place) for place in range(len(types))]
-    kinds = list(types.types) if isinstance(types, pa.Schema) else list(types)
-    if len(values) != len(kinds):
-        raise KeyColumnError(
-            f"Received {len(values)} values for {len(kinds)} key columns.",
-            column=", ".join(names),
-            next_step="Give one value for each key column.",
-        )
-    arrays = [_one(value, kind, name) for value, kind, name in zip(values, kinds, names, strict=True)]
-    return int(vnodes_of(pa.RecordBatch.from_arrays(arrays, names=names), names, count)[0].as_py())
-
-
-def _one(value: Any, kind: Any, name: str) -> Any:
-    if isinstance(value, UUID):
-        value = value.bytes
-    try:
-        return pa.array([value], kind)
-    except (pa.ArrowException, OverflowError, TypeError, ValueError):
-        # Arrow's own message quotes the value.
-        raise KeyColumnError(
-            f"Received a {type(value).__name__} for key column {name!r} of type {kind} that does not fit it.",
-            column=name,
-            next_step="Give a value of that type.",
-        ) from None
 
 
 def uint16_array(values: NDArray[np.uint16]) -> pa.UInt16Array:

@@ -11,6 +11,10 @@ import socket
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Final
+
+_PARENT_FIELD: Final = 1
+"""Of :func:`status_fields`."""
 
 
 def host_name() -> str:
@@ -41,6 +45,21 @@ def status_fields(pid: int) -> list[str]:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return []
+
+
+def descendants(pid: int) -> list[int]:
+    """The processes that *pid* has started, and those that they have started."""
+    parents: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and (fields := status_fields(int(entry.name))):
+            parents.setdefault(int(fields[_PARENT_FIELD]), []).append(int(entry.name))
+    found: list[int] = []
+    wanted = [pid]
+    while wanted:
+        children = parents.get(wanted.pop(), [])
+        found += children
+        wanted += children
+    return found
 
 
 def start_ticks(pid: int) -> int:

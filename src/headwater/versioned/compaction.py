@@ -102,12 +102,10 @@ def compact_soon(folder: TableFolder, count: int = MERGE_RUNS, kept_seconds: flo
             made.start()
 
 
-def merged_rows(
-    runs: Sequence[RunReader], table: SourceTable, *, is_whole: bool, low: bytes = b"", high: bytes = _END
-) -> Iterator[pa.RecordBatch]:
+def merged_rows(runs: Sequence[RunReader], table: SourceTable, *, is_whole: bool) -> Iterator[pa.RecordBatch]:
     """The rows of *runs*, the oldest first, with the columns of a piece. :param is_whole: there are no older ones."""
     keys = table.key_columns
-    sources = [run_heads(run, low, high, table.schema, keys) for run in runs]
+    sources = [run_heads(run, b"", _END, table.schema, keys) for run in runs]
     for found in merged(sources):
         if isinstance(found, Piece):
             yield found.finished() if is_whole else found.rows

@@ -45,7 +45,7 @@ def fitted_names(told: Any, has: pa.Schema, wanted: pa.Schema) -> Any:
 
 
 def cast(values: Any, kind: pa.DataType) -> Any:
-    """*values* as *kind*, without loss."""
+    """*values* as *kind*, without loss; both a source's type to a sink's and back."""
     if values.type == kind:
         return values
     if getattr(values.type, "extension_name", None) == "arrow.uuid":

@@ -9,17 +9,16 @@ import sys
 
 from tests.here import Here
 
+from headwater.backfill.claims import Delivery
 from headwater.backfill.loop import DeliveryLoop
-from headwater.backfill.snapshot.consume_upstream.delivery import UpstreamDelivery
+from headwater.backfill.query import QueryOptions
 from headwater.backfill.snapshot.consume_upstream.delta import DeltaUpstream
-from headwater.backfill.snapshot.consume_upstream.executor import UpstreamOptions
-from headwater.backfill.snapshot.consume_upstream.query import UpstreamQuery
 from headwater.sinks.open import open_sink
 
 
 def main(lake: str, state: str, mirror: str) -> None:
-    query = UpstreamQuery(DeltaUpstream(lake, ("id",)), state, "copy", options=UpstreamOptions(batch_rows=150))
-    delivery = UpstreamDelivery(query, open_sink("delta", path=mirror, mode="mirror"))
+    query = QueryOptions.over(DeltaUpstream(lake, ("id",)), state, "copy", max_rows=150)
+    delivery = Delivery(query, open_sink("delta", path=mirror, mode="mirror"))
     with DeliveryLoop(delivery, Here()) as loop:
         while loop.plan(0.0):
             loop.deliver()

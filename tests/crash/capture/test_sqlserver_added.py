@@ -11,8 +11,7 @@ from tests.servers.sqlserver import AnySqlServer, start_sqlserver, track
 
 from headwater.capture import SourceState, TableState
 from headwater.log_store import sealer
-from headwater.sources.sqlserver.lsn import Lsn
-from headwater.sources.sqlserver.offset import SqlServerOffset
+from headwater.sources.sqlserver.offset import Lsn, SqlServerOffset
 from headwater.state import open_reader
 
 KNOWN, ADDED = "shop.orders", "shop.late"

@@ -15,8 +15,7 @@ from tests.sampled import SOAK
 from tests.servers.sqlserver import start_sqlserver
 from tests.servers.sqlserver_double.server import SqlServerDouble
 
-from headwater.sources.sqlserver.lsn import Lsn
-from headwater.sources.sqlserver.offset import SqlServerOffset
+from headwater.sources.sqlserver.offset import Lsn, SqlServerOffset
 
 
 class Connections:

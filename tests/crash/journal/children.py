@@ -101,7 +101,7 @@ def cut_and_grow(root: str, session: str, segment: str, rounds: str) -> None:
     for turn in range(int(rounds)):
         head = store.head(session, segment)
         try:
-            store.truncate(session, segment, head.seq - 1, expected_head=head, keep_suffix=False)
+            store.truncate(session, segment, head.seq - 1, expected_head=head)
             store.append(session, segment, Entry("again", {"turn": turn, "pad": "q" * (turn * 91 % 5000)}))
         except HeadConflictError:
             continue

@@ -172,7 +172,7 @@ def test_a_large_segment_is_read_in_bounded_memory(tmp_path: Path) -> None:
     with open_store(tmp_path, "none") as store:
         assert isinstance(store, FsStore)
         store.create_segment(session, segment)
-        item = Prepared(1000, b'"x"', b',"pad":"' + b"p" * 100_000 + b'"', None)
+        item = Prepared(1000, b'"x"', b',"pad":"' + b"p" * 100_000 + b'"')
         seq = crc = written = 0
         with Path(store.location(session, segment)).open("wb") as file:
             while written < size:

@@ -117,7 +117,7 @@ def _kill(victim: str, pipeline: RunningPipeline, server: Server, chance: random
         server.start()
     else:
         words = {
-            "capture": b"headwater.pipeline.capture_process",
+            "capture": b"headwater.spark.capture_child",
             "worker": b"pyspark.daemon",
             "java": b"org.apache.spark.deploy.SparkSubmit",
         }[victim]

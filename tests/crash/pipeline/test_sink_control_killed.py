@@ -40,7 +40,7 @@ def drive(state: str, done: str, armed: str) -> None:
                     Path(done).write_text("twice")
                 control.put_desired_state("delta", DesiredState.PAUSED)
                 failpoints.hit(DONE)
-                control.answer(request, None, {"sinks": {"delta": "paused"}})
+                control.answer(request, None, {"sinks": {"delta": "paused"}}, ["delta"])
 
 
 def send(state: str, answer: str, armed: str) -> None:

@@ -185,7 +185,7 @@ class Matrix:
             process = PROCESSES.Process(target=stop_and_go_on, args=(stale,))
             process.start()
             try:
-                _wait_until_stopped(process.pid or 0)
+                wait_until_stopped(process.pid or 0)
                 _, taken_over = found_by(later, begin_again if cell.how is How.FORGOTTEN else found)
                 os.kill(process.pid or 0, signal.SIGCONT)
                 process.join(60)
@@ -251,7 +251,7 @@ def frozen_cells(case: Case) -> list[Cell]:
     ]
 
 
-def _wait_until_stopped(pid: int) -> None:
+def wait_until_stopped(pid: int) -> None:
     """:raises ChildProcessError: it ends instead."""
     end = time.monotonic() + 60
     while time.monotonic() < end:

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from headwater import failpoints
-from headwater.spark import staged_rows
+from headwater.spark import stream_writer
 from headwater.spark.source import HeadwaterDataSource
 from headwater.spark.stream_writer import HeadwaterStreamWriter, StagedBatch
 from headwater.spark.write_options import WriteOptions
@@ -45,7 +45,7 @@ class KilledWriter(HeadwaterStreamWriter):
 
 
 def arm() -> None:
-    staged_rows.INLINE_BYTES = 0  # type: ignore[misc]
+    stream_writer.INLINE_BYTES = 0  # type: ignore[misc]
     failpoints.hit = kill_if_named
 
 

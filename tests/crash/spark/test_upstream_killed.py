@@ -23,7 +23,7 @@ from tests.servers.postgres import Database, PostgresServer
 from tests.spark.pipeline.driven import RunningPipeline, are_gone
 from tests.store.test_delta_upstream import Lake
 
-from headwater.backfill.snapshot.consume_upstream.record import UpstreamRecords
+from headwater.backfill.plans import UpstreamRecords
 from headwater.state import Catalog, WriteBatch
 from headwater.state.query_store import QueryReader, own_state
 
@@ -64,12 +64,11 @@ class RunningUpstream(RunningPipeline):
         assert asked.returncode == 0, asked.stderr
 
     def until(self, done: Callable[[dict[str, Any]], bool]) -> None:
-        """Until it tells so; a run that ended because a worker was killed is started again, as a supervisor would."""
+        """Until it tells so; workers that are killed do not end it."""
         end = time.monotonic() + SECONDS
         while not done(self.told()):
             assert time.monotonic() < end, self.told()
-            if self._process is not None and self._process.poll() is not None:
-                self.start()
+            self.check()
 
     def kill(self, words: bytes) -> None:
         """Those of its processes that are called so."""

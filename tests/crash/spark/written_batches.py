@@ -13,7 +13,7 @@ from pathlib import Path
 from tests.spark.driven_writer import DrivenWriter
 
 from headwater import failpoints
-from headwater.spark import staged_rows
+from headwater.spark import stream_writer
 
 BATCHES = 4
 
@@ -24,7 +24,7 @@ def rows_of(number: int) -> list[list[tuple[int, str]]]:
 
 
 def write(folder: Path) -> None:
-    staged_rows.INLINE_BYTES = 0  # type: ignore[misc]
+    stream_writer.INLINE_BYTES = 0  # type: ignore[misc]
     checkpoint = folder / "committed"
     writer = DrivenWriter(folder, run=uuid.uuid4().hex)
     done = int(checkpoint.read_text()) if checkpoint.exists() else -1

@@ -19,7 +19,7 @@ from tests.servers.s3 import s3_server
 from tests.spark.driven_writer import LOG, DrivenWriter
 
 from headwater.log_store import LogView
-from headwater.spark import staged_rows
+from headwater.spark import stream_writer
 from headwater.state import WriteBatch, open_reader, open_writer
 from headwater.state.engines.object_store import open_object_writer
 from headwater.state.errors import (
@@ -151,7 +151,7 @@ def test_bad_object_store_urls_are_refused(url: str) -> None:
 def test_a_stream_is_written_once_to_an_s3_mock_server(
     location: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(staged_rows, "INLINE_BYTES", 0)
+    monkeypatch.setattr(stream_writer, "INLINE_BYTES", 0)
     writer = DrivenWriter(tmp_path, key="id", store=location)
     messages = writer.stage(0, [(1, "a")])
     assert len(staged_files(location)) == 1
@@ -164,5 +164,5 @@ def test_a_stream_is_written_once_to_an_s3_mock_server(
 
 
 def staged_files(location: str) -> list[str]:
-    found = staged_rows.StagedRows(location)._storage.list()
+    found = stream_writer.StagedRows(location)._storage.list()
     return [info.path for info in found if info.path.endswith(".arrow")]

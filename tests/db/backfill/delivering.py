@@ -11,11 +11,13 @@ from typing import Any
 import pyarrow as pa
 from tests.db.capture.running import RunningCapture
 
+from headwater.backfill.loop import next_batch, units_of
 from headwater.backfill.offset import QueryOffset
 from headwater.backfill.planner import QueryPlanner
 from headwater.backfill.query import QueryOptions
 from headwater.backfill.reader import read_changes, read_history
-from headwater.backfill.units import LogUnit, SnapshotUnit, SplitUnit, Unit
+from headwater.backfill.store_logs import StoreLogs
+from headwater.backfill.units import LogUnit, SnapshotUnit, SplitUnit, Unit, UpstreamUnit
 from headwater.sinks.sink import Committed
 from headwater.sources.open import open_source
 from headwater.sources.snapshots import open_snapshots
@@ -55,6 +57,7 @@ class MemorySink:
             if isinstance(unit, LogUnit):
                 made = Committed(end.epoch, known.plan, known.attempt)
             else:
+                assert not isinstance(unit, UpstreamUnit)
                 made = Committed(known.epoch, end.plan, unit.attempt)
             self.tokens[unit.table.full_name] = made
 
@@ -170,13 +173,13 @@ class Delivering:
         if self.logged is not None and self.logged != start:
             end = self.logged
         else:
-            end = self.planner.advance(start, timeout=timeout)
+            end = next_batch(self.planner, start, timeout)
         if end == start:
             return False
         between("planned")
         self.logged = end  # Spark does not keep where the first batch begins
         between("logged")
-        units = self.planner.units(start, end)
+        units = units_of(self.planner, start, end)
         between("units")
         read = [(unit, self.read(unit)) for unit in units]
         between("read")
@@ -189,9 +192,17 @@ class Delivering:
     def read(self, unit: Unit) -> list[pa.RecordBatch]:
         if isinstance(unit, LogUnit):
             return list(read_changes(self.options, unit))
+        assert not isinstance(unit, UpstreamUnit)
         batches = list(read_history(self.options, unit))
         self.read_rows += sum(batch.num_rows for batch in batches)
         return batches
+
+    @property
+    def logs(self) -> StoreLogs:
+        """What its planner plans from."""
+        logs = self.planner._logs
+        assert isinstance(logs, StoreLogs)
+        return logs
 
     def run_until(self, done: Callable[[], bool], seconds: float = 60.0) -> None:
         end = time.monotonic() + seconds

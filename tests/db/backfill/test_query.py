@@ -275,7 +275,7 @@ def test_a_batch_of_changes_that_is_delivered_again_has_the_units_that_were_plan
         capture.catch_up()
         start = query.checkpoint
         assert start is not None
-        end = query.planner.advance(start)
+        end = query.planner.plan(start)
         planned = query.planner.units(start, end)
         query.crash()
         assert planned

@@ -28,7 +28,7 @@ from tests.servers.mariadb import MariaDbServer
 from tests.servers.postgres import PostgresServer
 from tests.servers.proxy import TcpProxy
 
-from headwater.backfill import history_plans, reader
+from headwater.backfill import backfill_plans, reader
 from headwater.backfill.errors import LogBehind
 from headwater.capture.renewal import renew
 from headwater.errors import ConflictError, TransientError
@@ -253,7 +253,7 @@ def test_m22_the_log_is_lost_while_history_is_read(
 def test_a_table_that_is_locked_does_not_hold_the_others_and_goes_on_when_it_is_free(
     shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(history_plans, "LOCKED_SECONDS", 1.0)
+    monkeypatch.setattr(backfill_plans, "LOCKED_SECONDS", 1.0)
     _create(shop)
     shop.execute(
         "CREATE TABLE notes (id bigint PRIMARY KEY, state text)",

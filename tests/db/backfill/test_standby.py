@@ -15,6 +15,7 @@ from tests.db.conftest import StartPostgres
 from tests.servers.postgres import Database, PostgresServer
 
 from headwater.backfill.errors import SourceBehind
+from headwater.backfill.loop import next_batch
 from headwater.sources.errors import SourceMisconfigured
 
 pytestmark = pytest.mark.db
@@ -56,7 +57,7 @@ def test_m29_history_is_read_from_a_standby_that_is_sometimes_behind(
         database.execute("UPDATE orders SET state = 'before' WHERE id % 3 = 0", "DELETE FROM orders WHERE id % 50 = 0")
         with closing(Delivering(capture, TABLE, query="earlier")) as earlier:
             earlier.finish()
-            earlier.planner.advance(earlier.planner.newest(), timeout=2.0)  # the log forgets what was delivered
+            next_batch(earlier.planner, earlier.planner.newest(), 2.0)  # the log forgets what was delivered
         query = Delivering(capture, TABLE, source=standby.dsn(database.name), **small)
         while query.batch(timeout=0.3):
             pass

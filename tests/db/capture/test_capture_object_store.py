@@ -24,7 +24,9 @@ from tests.servers.losing_proxy import LosingProxy, losing_proxy
 from tests.servers.postgres import Database
 from tests.servers.s3 import s3_server
 
-from headwater.capture import CaptureState
+from headwater.capture import CaptureOptions, CaptureState
+from headwater.capture.options import OnRewrite
+from headwater.spark.capture_child import CaptureSettings
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +109,7 @@ def test_capture_waits_for_a_store_that_is_away_at_its_start_on_an_s3_mock_serve
 _CHILD = """
 import sys
 from headwater import stopping
-from headwater.pipeline.capture_process import main
+from headwater.spark.capture_child import main
 stopping.STOP_SECONDS = 1.0
 sys.exit(main())
 """
@@ -118,35 +120,30 @@ def test_a_capture_whose_store_is_away_on_an_s3_mock_server_ends_soon_after_a_si
     newest_postgres: Database, bucket: tuple[str, LosingProxy], away: LosingProxy, tmp_path: Path
 ) -> None:
     make_tables(newest_postgres)
-    settings = {
-        "parent": os.getpid(),
-        "dsn": newest_postgres.dsn,
-        "store": at(away.url, tmp_path),
-        "spill": str(tmp_path / "spill"),
-        "tables": ["public.t"],
-        "slot": SLOT,
-        "publication": SLOT,
-        "poll": False,
-        "timeout_seconds": 60,
-        "special_values": {},
-        "columns": {},
-        "schema_policy": "evolve",
-        "on_rewrite": "stop",
-        "options": {"epoch_seconds": 0.05},
-    }
+    settings = CaptureSettings(
+        newest_postgres.dsn,
+        at(away.url, tmp_path),
+        str(tmp_path / "spill"),
+        ["public.t"],
+        slot=SLOT,
+        publication=SLOT,
+        options=CaptureOptions(epoch_seconds=0.05, on_rewrite=OnRewrite.STOP),
+        parent=os.getpid(),
+    )
     child = subprocess.Popen(
         [sys.executable, "-c", _CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     assert child.stdin is not None
     assert child.stdout is not None
-    child.stdin.write(json.dumps(settings))
+    child.stdin.write(json.dumps(settings.to_json()))
     child.stdin.close()
     child.stdin = None
     try:
-        facts = next(facts for facts in map(json.loads, child.stdout) if facts["state"] == "running" and facts["epoch"])
+        reports = (line for line in map(json.loads, child.stdout) if "state" in line)  # others name a sealed epoch
+        facts = next(facts for facts in reports if facts["state"] == "running" and facts["epoch"])
         away.go_away()
         fill(newest_postgres, 1, 10)
-        next(now for now in map(json.loads, child.stdout) if now["rows"] > facts["rows"])
+        next(now for now in reports if now["rows"] > facts["rows"])
         child.send_signal(signal.SIGTERM)
         _, said = child.communicate(timeout=10)
     finally:

@@ -20,6 +20,7 @@ from tests.servers.proxy import TcpProxy
 
 from headwater.capture import CaptureState, TableState, statistics
 from headwater.capture import capture as capture_module
+from headwater.databases.secret_files import in_file
 from headwater.errors import FencedError
 from headwater.sources.errors import (
     LoginRefused,
@@ -29,7 +30,6 @@ from headwater.sources.errors import (
     SlotMoved,
     SourceNotFound,
 )
-from headwater.sources.secret_files import in_file
 from headwater.state import open_writer
 from headwater.state.errors import StoreOwned
 from headwater.stream import Epoch

@@ -13,7 +13,7 @@ from tests.servers.postgres import Database
 
 from headwater.capture.metrics import serve_capture
 from headwater.errors import InputError
-from headwater.pipeline.capture_process import capture_facts
+from headwater.spark.capture_child import capture_facts
 
 
 def scraped(port: int) -> dict[str, float]:

@@ -12,9 +12,9 @@ from tests.db.capture.test_failures import proxied
 from tests.servers.postgres import Database
 
 from headwater.sources.errors import SourceUnreachable
-from headwater.sources.postgres import copy_reader
+from headwater.sources.postgres import snapshot
 from headwater.sources.postgres.connection import Dsn, connect, server_errors
-from headwater.sources.postgres.copy_reader import CopyReader
+from headwater.sources.postgres.snapshot import CopyReader
 
 
 @pytest.mark.parametrize("poll", [False, pytest.param(True, marks=pytest.mark.soak)])
@@ -59,7 +59,7 @@ def test_a_copy_that_falls_silent_is_noticed(
     newest_postgres: Database, monkeypatch: pytest.MonkeyPatch, compiled: bool
 ) -> None:
     if not compiled:
-        monkeypatch.setattr(copy_reader, "compiled_receive", lambda: None)
+        monkeypatch.setattr(snapshot, "compiled_receive", lambda: None)
     with proxied(newest_postgres) as (proxy, dsn), connect(Dsn(dsn, 1.0)) as session:
         statement = b"COPY (SELECT repeat('x', 1000), pg_sleep(n / 50000) FROM generate_series(1, 60000) n) TO STDOUT"
         blocks = CopyReader(session.pgconn, session.check_answers).blocks(statement, 1 << 20)

@@ -13,9 +13,10 @@ import pytest
 from tests.db.citus.writing import fill, here
 from tests.servers.citus_double import CitusDouble, Nodes, log_ends
 
-from headwater.sources.citus.offset import CitusOffset, merged_rows
+from headwater.sources.citus.offset import POSITION_DTYPE, CitusOffset
 from headwater.sources.citus.source import CitusSource
 from headwater.sources.events import Boundary, Changes
+from headwater.sources.offset import position_rows
 from headwater.sources.table import SourceTable
 
 COLUMNS = "id bigint, v text, amount numeric(12,2)"
@@ -98,7 +99,7 @@ class Reading:
                         told.stretches.append([])
                         yield place
                     elif isinstance(event, Changes):
-                        positions = merged_rows(event.rows.column("_position"))
+                        positions = position_rows(event.rows.column("_position"), POSITION_DTYPE)
                         found = zip(positions["group"], positions["commit_lsn"], positions["seq"], strict=True)
                         times = event.rows.column("_commit_timestamp").to_pylist()
                         rows = [tuple(map(int, row)) for row in found]

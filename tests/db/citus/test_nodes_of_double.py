@@ -11,7 +11,7 @@ from tests.db.citus.running import ClusterCapture, running
 from tests.db.citus.writing import Writer, fill
 from tests.servers.citus_double import CitusDouble, Nodes, log_ends
 
-from headwater.sources.citus.errors import NodeMissed
+from headwater.sources.citus.cluster import NodeMissed
 from headwater.sources.citus.offset import CitusOffset
 from headwater.sources.errors import SlotLost
 from headwater.sources.events import Boundary, Changes

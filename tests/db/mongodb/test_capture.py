@@ -106,7 +106,7 @@ def test_a_transaction_is_never_split_over_epochs_and_is_one_cut_over_tables(
 def test_a_large_transaction_is_told_in_pieces_and_is_one_epoch(
     server: MongoServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headwater.sources.mongodb.held_events.MAX_ROWS", 100)
+    monkeypatch.setattr("headwater.sources.mongodb.changes.MAX_ROWS", 100)
     monkeypatch.setattr("headwater.sources.mongodb.watch.BATCH_EVENTS", 70)
     monkeypatch.setattr("headwater.sources.mongodb.lookup.MOST_SHARE", 50)
     orders = server.client.shop.orders

@@ -14,6 +14,7 @@ from tests.db.mongodb.running import MongoCapture, running
 from tests.servers.mongodb import MongoServer
 
 from headwater.capture import renewal
+from headwater.databases.secret_files import in_file
 from headwater.errors import InputError
 from headwater.sources.errors import (
     ForeignOffset,
@@ -29,7 +30,6 @@ from headwater.sources.mongodb.server import operation_time
 from headwater.sources.mongodb.source import MongoSource
 from headwater.sources.open import open_source
 from headwater.sources.postgres.offset import PostgresOffset
-from headwater.sources.secret_files import in_file
 from headwater.sources.snapshots import open_snapshots
 from headwater.sources.splits import KeyRange, SplitKind
 

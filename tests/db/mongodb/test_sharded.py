@@ -12,8 +12,7 @@ from tests.servers.mongodb_cluster import SHARDS, MongoCluster
 
 from headwater.sources.mongodb.connection import Dsn
 from headwater.sources.mongodb.doctor import examine
-from headwater.sources.mongodb.mark import MongoMark
-from headwater.sources.mongodb.offset import MongoOffset
+from headwater.sources.mongodb.offset import MongoMark, MongoOffset
 from headwater.sources.mongodb.server import as_number
 from headwater.sources.snapshots import open_snapshots
 from headwater.sources.splits import KeyRange, SplitKind

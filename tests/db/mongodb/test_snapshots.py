@@ -23,9 +23,9 @@ from tests.servers.mongodb import MongoServer
 
 from headwater.sources.errors import SnapshotExpired, SourceNotFound, UnsupportedTable
 from headwater.sources.mongodb import part as parts
-from headwater.sources.mongodb import splitting
+from headwater.sources.mongodb import snapshots
 from headwater.sources.mongodb.documents.errors import UnreadableKey
-from headwater.sources.mongodb.mark import MongoMark
+from headwater.sources.mongodb.offset import MongoMark
 from headwater.sources.mongodb.source import MongoSource
 from headwater.sources.snapshots import SnapshotSource, UnsharedSnapshots, open_snapshots
 from headwater.sources.splits import Cut, KeyRange, SplitKind
@@ -72,7 +72,7 @@ def test_the_parts_of_a_plan_have_every_document_once_with_keys_of_every_type(
     server.client.shop.mixed.insert_many([{"_id": key, "n": number} for number, key in enumerate(IDS)])
     table, source = described(server, "shop.mixed"), open_snapshots(server.dsn)
     for stepped in (1000, 0):  # by steps, and by a sample
-        monkeypatch.setattr(splitting, "STEPPED", stepped)
+        monkeypatch.setattr(snapshots, "STEPPED", stepped)
         for split_rows in (1, 2, 5, len(IDS), 100):
             snapshot = source.export()
             plan = snapshot.plan(table, split_rows=split_rows)
@@ -81,7 +81,7 @@ def test_the_parts_of_a_plan_have_every_document_once_with_keys_of_every_type(
             if stepped:
                 assert len(plan.splits) in _counts(split_rows)
     order = source.order(table)
-    monkeypatch.setattr(splitting, "STEPPED", 1000)
+    monkeypatch.setattr(snapshots, "STEPPED", 1000)
     cuts = [split.range.start for split in snapshot.plan(table, split_rows=2).splits[1:] if split.range.start]
     whole = list(source.read(table, SplitKind.KEY, KeyRange(), snapshot.name, columns=list(table.key_columns)))
     places = order.places(pa.Table.from_batches(whole).combine_chunks().to_batches()[0], cuts)
@@ -129,7 +129,7 @@ def test_m18_splits_of_a_sample_have_about_the_same_number_of_documents(
         "string": [f"{'a' * (number % 7)}{number}" for number in range(20_000)],
     }
     server.client.shop.many.insert_many([{"_id": key} for key in keys[kind]])
-    monkeypatch.setattr(splitting, "STEPPED", 1000)
+    monkeypatch.setattr(snapshots, "STEPPED", 1000)
     table, source = described(server, "shop.many"), open_snapshots(server.dsn)
     snapshot = source.export()
     plan = snapshot.plan(table, split_rows=1000)
@@ -247,7 +247,7 @@ def test_keys_that_are_not_utf_8_are_refused_where_a_part_would_begin(
     table, source = described(server, "shop.odd", "struct<_id: key>"), open_snapshots(server.dsn)
     snapshot = source.export()
     for stepped in (1000, 0):
-        monkeypatch.setattr(splitting, "STEPPED", stepped)
+        monkeypatch.setattr(snapshots, "STEPPED", stepped)
         with pytest.raises(UnreadableKey, match="not UTF-8"):
             snapshot.plan(table, split_rows=2)
 

@@ -10,10 +10,10 @@ import pyarrow as pa
 from tests.servers.mariadb import MariaDbServer
 
 from headwater.sources.mysql.binlog._row_decoder import Decoder
-from headwater.sources.mysql.binlog.columns import ColumnPlan, DecodedRows, TablePlan
 from headwater.sources.mysql.binlog.decoder import EventDecoder
 from headwater.sources.mysql.binlog.events import MAGIC, Event, RowsEvent, TransactionPayload
 from headwater.sources.mysql.binlog.python_rows import PythonRows
+from headwater.sources.mysql.binlog.row_layout import ColumnPlan, DecodedRows, TablePlan
 from headwater.sources.mysql.binlog.rows import RowsDecoder
 from headwater.sources.mysql.binlog.table_map import TableMap
 from headwater.sources.mysql.definitions import type_text

@@ -129,13 +129,13 @@ def test_m21_connections_that_are_killed_in_the_middle_go_on_after_the_last_row(
 
     def killing(part: MySqlParts) -> Iterator[pa.RecordBatch]:
         nonlocal killed
-        part._block_bytes = 500_000
         for number, batch in enumerate(batches(part)):
             yield batch
             if number == 1 and killed < 2:
                 killed += 1
                 mariadb.execute(f"KILL {part.session.thread_id()}")
 
+    monkeypatch.setattr("headwater.sources.mysql.parts.BLOCK_BYTES", 500_000)
     monkeypatch.setattr(MySqlParts, "batches", killing)
     with running(mariadb, tmp_path, TABLE) as capture:
         query = Delivering(capture, TABLE, split_rows=10_000)
@@ -176,7 +176,7 @@ def test_m25_a_column_of_the_same_name_is_not_taken_for_the_one_that_was_planned
     create(server, 60)
     server.execute("ALTER TABLE shop.orders MODIFY note VARCHAR(9)")
     with running(server, tmp_path, TABLE) as capture:
-        query = Delivering(capture, TABLE, split_rows=100)
+        query = Delivering(capture, TABLE, split_rows=100, keyed=True)  # reads a new column again
 
         def alter(step: str) -> None:
             if step == "planned":

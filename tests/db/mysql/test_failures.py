@@ -18,6 +18,7 @@ from tests.servers.mariadb import MariaDbServer
 from tests.servers.mysql_family import FAMILY, FILES
 
 from headwater.capture import renewal
+from headwater.databases.secret_files import in_file
 from headwater.sources.errors import (
     LogPurged,
     ServerReplaced,
@@ -27,7 +28,6 @@ from headwater.sources.errors import (
 from headwater.sources.mysql.connection import Dsn, connect
 from headwater.sources.mysql.doctor import examine
 from headwater.sources.open import open_source
-from headwater.sources.secret_files import in_file
 
 IMAGES = ["MINIMAL", pytest.param("NOBLOB", marks=pytest.mark.soak)]
 

@@ -20,9 +20,8 @@ from tests.servers.proxy import TcpProxy
 from headwater.sources.errors import SourceError, SpecialValue, UndecodableValue
 from headwater.sources.postgres.binary import BinaryRows, compiled_decode
 from headwater.sources.postgres.connection import Connection, Dsn, connect
-from headwater.sources.postgres.part import PartSession
 from headwater.sources.postgres.snapshot import BATCH_BYTES, read_table
-from headwater.sources.postgres.snapshots import PostgresSnapshots
+from headwater.sources.postgres.snapshots import PartSession, PostgresSnapshots
 from headwater.sources.splits import KeyRange, SplitKind
 from headwater.sources.table import SourceTable, SpecialValues
 
@@ -38,7 +37,7 @@ POLICIES = (SpecialValues.STOP, SpecialValues.NULL, SpecialValues.TEXT)
 @pytest.fixture(autouse=True)
 def binary_at_any_cost(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tables are read by binary, however many of their columns are sent as text."""
-    monkeypatch.setattr("headwater.sources.postgres.part.MOST_TEXT", 1.0)
+    monkeypatch.setattr("headwater.sources.postgres.snapshots.MOST_TEXT", 1.0)
 
 
 @pytest.fixture(scope="module", params=VERSIONS, ids=[f"pg{version}" for version in VERSIONS])

@@ -11,8 +11,8 @@ import psycopg
 import pytest
 from tests.servers.postgres import Database
 
-from headwater.sources.postgres import copy_reader
-from headwater.sources.postgres.copy_reader import CopyReader, compiled_receive, libpq_functions
+from headwater.sources.postgres import snapshot
+from headwater.sources.postgres.snapshot import CopyReader, compiled_receive, libpq_functions
 
 
 @pytest.fixture(params=["compiled", "python"])
@@ -20,7 +20,7 @@ def session(
     request: pytest.FixtureRequest, newest_postgres: Database, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[psycopg.Connection]:
     if request.param == "python":
-        monkeypatch.setattr(copy_reader, "compiled_receive", lambda: None)
+        monkeypatch.setattr(snapshot, "compiled_receive", lambda: None)
     elif compiled_receive() is None or libpq_functions() is None:
         pytest.skip("no compiled code here, or no libpq whose functions can be found")
     with contextlib.closing(psycopg.connect(newest_postgres.dsn, autocommit=True)) as made:

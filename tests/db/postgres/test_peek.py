@@ -97,7 +97,6 @@ def test_100k_changes_come_once_in_several_peeks_while_nothing_is_acknowledged(p
         assert ids(messages) == list(range(100_000))
         assert stream.read(10, 1000, 0.1) == []
         assert stream.server_wal_end >= end_of_commit(messages[-1])
-        assert stream.messages_received == len(messages)
         assert stream.bytes_received == sum(map(len, messages))
     assert confirmed(postgres) == before
 
@@ -137,7 +136,6 @@ def test_what_was_acknowledged_moves_the_slot_and_is_not_given_again(postgres: D
         assert ids(read_until(stream, commits(5))) == [5, 6, 7, 8, 9]
     with peeked(postgres, ends[6]) as stream:
         assert ids(read_until(stream, commits(3))) == [7, 8, 9]
-        assert stream.acknowledged_lsn == ends[6]
 
 
 def test_an_idle_database_releases_the_log_of_others(postgres: Database) -> None:

@@ -67,9 +67,7 @@ def test_100k_changes_come_whole_and_in_commit_order(postgres: Database) -> None
             )
     with opened(postgres) as stream:
         messages = read_until(stream, commits(200))
-        assert stream.messages_received == len(messages)
         assert stream.bytes_received == sum(map(len, messages))
-        assert stream.last_message_time == pytest.approx(time.time(), abs=60)
     assert [inserted(message) for message in messages if kind(message) == "I"] == list(range(100_000))
     ends = [end_of_commit(message) for message in messages if kind(message) == "C"]
     assert ends == sorted(set(ends))
@@ -115,8 +113,6 @@ def test_what_was_acknowledged_moves_the_slot_and_is_not_sent_again(postgres: Da
         ends = [end_of_commit(message) for message in messages if kind(message) == "C"]
         stream.acknowledge(ends[3])
         stream.acknowledge(ends[1])
-        assert stream.acknowledged_lsn == ends[3]
-        assert stream.unacknowledged_bytes >= ends[-1] - ends[3]
         eventually(lambda: confirmed(postgres) == ends[3], stream)
         stream.acknowledge(ends[4])
     eventually(lambda: confirmed(postgres) == ends[4])
@@ -548,8 +544,7 @@ def test_heartbeats_come_as_messages_and_are_rate_limited(postgres: Database) ->
         (message,) = read_until(stream, bool)
         assert kind(message) == "M"
         assert b"headwater\0" in message
-        assert heartbeat.last_lsn is not None
-        eventually(lambda: stream.server_wal_end >= (heartbeat.last_lsn or 0), stream)
+        eventually(lambda: stream.server_wal_end >= int.from_bytes(message[1:9], "big"), stream)
     heartbeat.close()
 
 

@@ -15,6 +15,7 @@ from tests.servers.postgres import NEWEST, VERSIONS, Database, PostgresServer
 from tests.servers.proxy import CommitLosingProxy
 from tests.store.sinks.file_sinks import INSERT, ORDERS, Feed, many_changes, order
 
+from headwater.databases.secret_files import in_file
 from headwater.sinks import sql_sink
 from headwater.sinks.errors import (
     SinkInputError,
@@ -28,7 +29,6 @@ from headwater.sinks.errors import (
 from headwater.sinks.open import open_sink
 from headwater.sinks.postgres import SESSIONS, PostgresSink
 from headwater.sinks.sink import Mode
-from headwater.sources.secret_files import in_file
 from headwater.sources.table import SpecialValues
 
 from .sql_checks import VALUES, check_errors, check_lost_commits, check_types, typed_table

@@ -17,8 +17,7 @@ from tests.servers.sqlserver import AnySqlServer, track
 from headwater.capture import SourceState
 from headwater.sources.open import open_source
 from headwater.sources.sqlserver.connection import Dsn, Session
-from headwater.sources.sqlserver.lsn import Lsn
-from headwater.sources.sqlserver.offset import SqlServerOffset
+from headwater.sources.sqlserver.offset import Lsn, SqlServerOffset
 from headwater.sources.sqlserver.server import log_end
 from headwater.sources.table import SourceTable
 from headwater.state import open_reader

@@ -23,7 +23,7 @@ from tests.servers.sqlserver_double.server import SqlServerDouble
 from headwater.sources.errors import SourceMisconfigured
 from headwater.sources.snapshots import open_snapshots
 from headwater.sources.splits import Cut, KeyRange
-from headwater.sources.sqlserver.parts import SqlServerParts
+from headwater.sources.sqlserver.snapshots import SqlServerParts
 
 
 @pytest.mark.parametrize("isolation", share(["snapshot", "read committed"], 1, 2))
@@ -72,7 +72,7 @@ def test_a_connection_that_breaks_while_history_is_read_goes_on_after_the_last_r
     double: SqlServerDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create(double, 500)
-    monkeypatch.setattr("headwater.sources.sqlserver.parts.BLOCK_ROWS", 50)
+    monkeypatch.setattr("headwater.sources.sqlserver.snapshots.BLOCK_ROWS", 50)
     with running(double, tmp_path, TABLE) as capture:
         query = SqlServerDelivering(capture, TABLE, split_rows=200, interval_seconds=0.05)
         for _ in range(3):

@@ -74,7 +74,7 @@ def test_a_large_transaction_comes_in_blocks_and_ends_in_one_epoch(
     server: AnySqlServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create(server, 1200)
-    monkeypatch.setattr("headwater.sources.sqlserver.rows.BLOCK_ROWS", 101)
+    monkeypatch.setattr("headwater.sources.sqlserver.changes.BLOCK_ROWS", 101)
     monkeypatch.setattr(stream, "MAX_ROWS", 300)
     with running(server, tmp_path, TABLE) as capture:
         server.execute("UPDATE shop.orders SET total = total + 1")
@@ -89,7 +89,7 @@ def test_blocks_without_values_are_joined_by_the_librarys_rows_too(
     server: AnySqlServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create(server)
-    monkeypatch.setattr("headwater.sources.sqlserver.rows.BLOCK_ROWS", 3)
+    monkeypatch.setattr("headwater.sources.sqlserver.changes.BLOCK_ROWS", 3)
     monkeypatch.setenv("HEADWATER_PURE", "1")
     with running(server, tmp_path, TABLE) as capture:
         server.execute(f"INSERT INTO shop.orders VALUES {', '.join(f'({n}, NULL, NULL, NULL)' for n in range(9))}")

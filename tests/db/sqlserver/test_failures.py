@@ -27,7 +27,7 @@ from headwater.sources.errors import (
     UnsupportedTable,
 )
 from headwater.sources.open import open_source
-from headwater.sources.sqlserver import rows
+from headwater.sources.sqlserver.changes import read_stretch
 from headwater.sources.sqlserver.connection import Dsn, Session
 
 
@@ -67,7 +67,7 @@ def test_rows_that_are_cleaned_up_while_they_are_read_end_the_capture(
     create(double)
 
     def read_and_purged(*given: Any) -> Iterator[Any]:
-        yield from rows.read_stretch(*given)
+        yield from read_stretch(*given)
         double.engine.purge(double.engine.scanned + 1)
 
     monkeypatch.setattr("headwater.sources.sqlserver.changes.read_stretch", read_and_purged)

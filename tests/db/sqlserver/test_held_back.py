@@ -22,8 +22,7 @@ from headwater.sources.open import open_source
 from headwater.sources.snapshots import open_snapshots
 from headwater.sources.sqlserver.connection import Dsn, Session
 from headwater.sources.sqlserver.log_watch import settled_end
-from headwater.sources.sqlserver.lsn import Lsn
-from headwater.sources.sqlserver.offset import SqlServerOffset
+from headwater.sources.sqlserver.offset import Lsn, SqlServerOffset
 
 
 def insert(double: SqlServerDouble, number: int) -> None:

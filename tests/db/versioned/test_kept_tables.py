@@ -17,6 +17,7 @@ from headwater.control.command import ResnapshotTable
 from headwater.control.request import ask_query
 from headwater.errors import TransientError
 from headwater.log_store import LogView
+from headwater.state import open_reader
 from headwater.versioned import BaseGone, NotComplete, NotYet, TableNotKept, VersionedTable
 from headwater.versioned.compaction import compact
 
@@ -148,7 +149,7 @@ def test_two_tables_show_one_moment_at_every_epoch(newest_postgres: Database, tm
                 )
             capture.catch_up()
             query.batch()
-            with query.planner._reader.snapshot() as view:
+            with open_reader(query.options.store) as reader, reader.snapshot() as view:
                 epochs = [int(end.epoch) for end in LogView.open(view, "public.a").epochs(pin.epoch)]
             for epoch in epochs:
                 found = [rows_at(table, epoch) for table in tables]

@@ -13,11 +13,12 @@ from typing import Any
 
 from tests.unit.backfill.fake_database import FakeDatabase, FakeOrder, FakeSnapshot, Key, Row, is_in
 
-from headwater.backfill.cdc.executor import BackfillExecutor, BackfillOptions, Phase, Renewal
+from headwater.backfill.cdc.executor import BackfillExecutor, BackfillOptions
 from headwater.backfill.cdc.external import ExternalStorageTable
 from headwater.backfill.cdc.mark import apply_filter
 from headwater.backfill.cdc.parallel import open_backfill
-from headwater.backfill.cdc.state import BackfillTables
+from headwater.backfill.cdc.state import BackfillTables, Renewal
+from headwater.backfill.progress import Phase
 from headwater.backfill.units import Rule, covered
 from headwater.sources.splits import KeyRange, SplitKind
 from headwater.state import Catalog, WriteBatch, open_writer

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from tests.property.backfill.simulation import CRASHES, Query
 from tests.unit.backfill.fake_database import FakeDatabase, Key, filled
 
-from headwater.backfill.cdc.executor import BackfillOptions, Renewal
+from headwater.backfill.cdc.executor import BackfillOptions
+from headwater.backfill.cdc.state import Renewal
 from headwater.sources.splits import Cut, KeyRange, SplitKind
 from headwater.stream import Pause, Resume, Throttle
 

@@ -81,8 +81,11 @@ class Owners:
     def _open(self) -> None:
         with self._store.snapshot() as view:
             self.executors = {
-                owner: UpstreamTableExecutor.load(
-                    self.table, self._states, view, self.snapshot_epoch, vnodes, self.options, owner=owner
+                owner: UpstreamTableExecutor(
+                    self.table,
+                    BackfillState.load(self._states, view, self.table.name, vnodes),
+                    self.snapshot_epoch,
+                    self.options,
                 )
                 for owner, vnodes in self.owned.items()
             }

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.log_store import layout
 from headwater.log_store.chunk_codec import (
     Compression,
     copy_block,
@@ -20,9 +19,20 @@ from headwater.log_store.chunk_codec import (
     encode_batch,
     wanted_blocks,
 )
-from headwater.log_store.columns import SEQ, VNODE, check_payload, chunk_of, sorted_batch, stored_schema
+from headwater.log_store.columns import SEQ, VNODE, check_payload, sorted_batch, stored_schema
 from headwater.log_store.errors import ForeignSchema, LogCorrupt, UnknownVersion
 from headwater.log_store.row_codec import check_flat, decode_rows, encode_rows
+from headwater.log_store.serde import (
+    BARRIERS,
+    barrier_key,
+    chunk_key,
+    chunks_from,
+    parse_barrier_key,
+    row_key,
+    rows_end,
+    rows_from,
+    space_end,
+)
 from headwater.stream import Chunk, Epoch, VnodeBitmap
 
 SCHEMA = pa.schema(
@@ -99,7 +109,7 @@ def test_15_chunks_of_format_2_come_back_equal(rows: list[tuple[Any, ...]], how:
         order = np.argsort(stored.column(SEQ).to_numpy())
         assert stored.take(pa.array(order)).select(SCHEMA.names).equals(made.rows)
         assert sorted(stored.column(SEQ).to_pylist()) == list(range(100, 100 + len(rows)))
-        assert chunk_of(stored).num_rows == len(rows)
+        assert Chunk(stored.select(SCHEMA.names), stored["_op"], stored["_vnode"]).num_rows == len(rows)
 
 
 def test_a_reader_of_some_vnodes_gets_exactly_their_rows_and_touches_only_their_blocks() -> None:
@@ -167,20 +177,16 @@ def test_13_keys_sort_by_epoch_then_seq_and_barriers_stand_after_their_data(
 ) -> None:
     epochs = [(Epoch.from_ms(ms), vnode, seq) for ms, vnode, seq in places]
     chunks = sorted(epochs)
-    keys = [layout.chunk_key(5, epoch, writer, seq) for epoch, writer, seq in chunks]
+    keys = [chunk_key(5, epoch, writer, seq) for epoch, writer, seq in chunks]
     assert keys == sorted(keys)
-    assert [layout.parse_chunk_key(key) for key in keys] == chunks
     for epoch, vnode, seq in epochs:
-        row = layout.row_key(5, vnode, epoch, seq)
-        assert layout.parse_row_key(row) == (vnode, epoch, seq)
-        assert layout.rows_from(5, vnode, epoch) <= row < layout.rows_end(5, vnode)
-        assert layout.chunks_from(5, epoch) <= layout.chunk_key(5, epoch, vnode, seq) < layout.chunks_from(5, epoch + 1)
-        barrier = layout.barrier_key(5, epoch, vnode)
-        assert layout.parse_barrier_key(barrier) == (epoch, vnode)
-        assert row < layout.chunk_key(5, epoch, vnode, seq) < barrier < layout.space_end(5, layout.BARRIERS)
+        row = row_key(5, vnode, epoch, seq)
+        assert rows_from(5, vnode, epoch) <= row < rows_end(5, vnode)
+        assert chunks_from(5, epoch) <= chunk_key(5, epoch, vnode, seq) < chunks_from(5, epoch + 1)
+        barrier = barrier_key(5, epoch, vnode)
+        assert parse_barrier_key(barrier) == (epoch, vnode)
+        assert row < chunk_key(5, epoch, vnode, seq) < barrier < space_end(5, BARRIERS)
         with pytest.raises(LogCorrupt):
-            layout.parse_chunk_key(row)
+            parse_barrier_key(row)
         with pytest.raises(LogCorrupt):
-            layout.parse_row_key(barrier)
-        with pytest.raises(LogCorrupt):
-            layout.parse_barrier_key(b"x")
+            parse_barrier_key(b"x")

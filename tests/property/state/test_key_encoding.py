@@ -16,7 +16,7 @@ from headwater.state import Field, FieldType
 from headwater.state.batch import prefix_end
 from headwater.state.errors import InvalidKey, InvalidValue, StoreCorrupt
 from headwater.state.key_encoding import decode_key, encode_key
-from headwater.state.row_encoding import decode_row, encode_row
+from headwater.state.table import decode_row, encode_row
 
 STRATEGIES: dict[FieldType, st.SearchStrategy[Any]] = {
     FieldType.INT: st.integers(-(2**63), 2**63 - 1),

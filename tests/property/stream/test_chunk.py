@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater.stream import Chunk, ChunkError, Op, VnodeBitmap
+from headwater.stream import Chunk, ChunkError, Op
 
 settings.register_profile("stream", max_examples=80, deadline=None)
 QUICK = settings.get_profile("stream")
@@ -53,12 +53,11 @@ def is_well_formed(chunk: Chunk) -> bool:
 
 @QUICK
 @given(chunks(), st.none() | st.integers(1, 6), st.none() | st.integers(1, 200))
-def test_split_then_concat_is_the_chunk_and_no_piece_parts_a_pair(
+def test_the_pieces_of_a_split_are_the_chunk_and_none_parts_a_pair(
     chunk: Chunk, max_rows: int | None, max_bytes: int | None
 ) -> None:
     pieces = chunk.split(max_rows, max_bytes)
     assert all(is_well_formed(piece) for piece in pieces)
-    assert Chunk.concat(pieces) == chunk
     assert [row for piece in pieces for row in listed(piece)] == listed(chunk)
     if max_rows is not None:
         for piece in pieces:
@@ -66,41 +65,6 @@ def test_split_then_concat_is_the_chunk_and_no_piece_parts_a_pair(
             assert over <= 1
             assert over <= 0 or piece.ops[-1].as_py() == Op.UPDATE_INSERT
     assert all(piece.num_rows for piece in pieces) or chunk.num_rows == 0
-
-
-@QUICK
-@given(chunks())
-def test_sorting_by_vnode_is_a_stable_sort_with_the_right_index(chunk: Chunk) -> None:
-    ordered, index = chunk.sort_by_vnode()
-    assert listed(ordered) == sorted(listed(chunk), key=lambda row: row[3])
-    assert is_well_formed(ordered)
-    assert index.num_rows == chunk.num_rows
-    for vnode in range(8):
-        rows = index.rows_of(range(vnode, vnode + 1))
-        assert listed(ordered)[rows.start : rows.stop] == [row for row in listed(chunk) if row[3] == vnode]
-
-
-@QUICK
-@given(chunks(), st.sets(st.integers(0, 7)))
-def test_filtering_keeps_the_owned_rows_in_order_and_agrees_with_the_index(chunk: Chunk, owned: set[int]) -> None:
-    bitmap = VnodeBitmap.of(owned, 8)
-    kept = chunk.filter_vnodes(bitmap)
-    assert listed(kept) == [row for row in listed(chunk) if row[3] in owned]
-    assert is_well_formed(kept)
-    ordered, index = chunk.sort_by_vnode()
-    runs = [ordered.slice(run.start, len(run)) for run in index.rows_in(bitmap)]
-    assert [row for run in runs for row in listed(run)] == listed(kept.sort_by_vnode()[0])
-
-
-@QUICK
-@given(chunks())
-def test_a_batch_holds_the_whole_chunk(chunk: Chunk) -> None:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, chunk.to_batch().schema) as writer:
-        writer.write_batch(chunk.to_batch())
-    with pa.ipc.open_stream(sink.getvalue()) as reader:
-        batches = list(reader)
-    assert Chunk.concat([Chunk.from_batch(batch) for batch in batches]) == chunk
 
 
 @QUICK

@@ -16,11 +16,9 @@ from headwater.stream import (
     EpochPair,
     Mutation,
     Pause,
+    Resnapshot,
     Resume,
-    Stop,
     Throttle,
-    UpdateVnodeBitmap,
-    VnodeBitmap,
 )
 from headwater.stream.epoch import MAX_MS, ORIGIN_UNIX_MS
 
@@ -60,20 +58,12 @@ def test_epochs_strictly_increase_whatever_the_clock_does(steps: list[int], last
     assert all(later > earlier for earlier, later in pairwise(given_out))
 
 
-@st.composite
-def vnode_updates(draw: st.DrawFn) -> UpdateVnodeBitmap:
-    names = draw(st.lists(NAMES, min_size=1, max_size=5, unique=True))
-    count = draw(st.integers(1, 100))
-    return UpdateVnodeBitmap.of(dict(zip(names, VnodeBitmap.full(count).split(len(names)), strict=True)))
-
-
 MUTATIONS: st.SearchStrategy[Mutation | None] = st.one_of(
     st.none(),
     st.just(Pause()),
     st.just(Resume()),
     st.builds(Throttle, st.none() | st.integers(0, 10**9), NAMES),
-    vnode_updates(),
-    st.builds(Stop, st.lists(NAMES, max_size=3).map(tuple)),
+    st.builds(Resnapshot, NAMES, *[st.lists(NAMES, max_size=3).map(tuple)] * 3),
 )
 
 

@@ -23,6 +23,7 @@ from headwater import Pipeline
 from headwater.cli.main import app
 from headwater.pipeline.errors import PipelineFailed
 from headwater.pipeline.status import SinkStatus, TableStatus
+from headwater.pipeline.tables import captured_tables
 from headwater.sinks.parquet import read
 from headwater.versioned import VersionedTable
 from headwater.versioned.errors import NotComplete
@@ -161,7 +162,7 @@ def test_sinks_that_are_added_later_come_from_kept_tables_or_have_changes_since_
         }
         assert len(before) == ROWS
         with _writer(shop.dsn):
-            assert _added("delta", "--set", "path=lake", "--from", "tables") == "delta"
+            assert pipeline.add_sink("delta", path=Path("lake"), **{"from": "tables"}) == "delta"
             assert (
                 _added("parquet", "--name", "changes", "--set", "path=changes", "--since", str(pin.epoch)) == "changes"
             )
@@ -174,6 +175,12 @@ def test_sinks_that_are_added_later_come_from_kept_tables_or_have_changes_since_
         truth: dict[int, str] = dict(shop.execute("SELECT id, name FROM orders"))
         _wait(lambda: _mirrored() == truth)
         _wait(lambda: _followed(before) == truth)
+    (found,) = pipeline.verify(["orders"], ["delta"])
+    assert found.is_right
+    assert (found.sink, found.source_rows, found.mirror_rows) == ("delta", len(truth), len(truth))
+    shop.execute("CREATE TABLE stock (id bigint PRIMARY KEY)")
+    pipeline.add_table("stock")
+    assert set(captured_tables(pipeline.config.store)) == {TABLE, "public.stock"}
     _wait(lambda: _sink(pipeline, "late").state == "failed")
     late = _sink(pipeline, "late")
     assert "is not all there any more" in str(late.error)

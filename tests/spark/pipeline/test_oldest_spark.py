@@ -37,7 +37,9 @@ def oldest_pyspark() -> Path:
     assert match[1].startswith(".".join(map(str, OLDEST)) + ".")
     folder = _CACHE / f"pyspark-{match[1]}"
     if not folder.is_dir():
-        pytest.skip("The oldest PySpark is missing. Run: sh scripts/install_oldest_spark.sh")
+        if os.environ.get("HEADWATER_NO_OLDEST_SPARK"):
+            pytest.skip("HEADWATER_NO_OLDEST_SPARK is set.")
+        pytest.fail(f"{folder} is missing. Run: sh scripts/install_oldest_spark.sh. Or set HEADWATER_NO_OLDEST_SPARK.")
     return folder
 
 

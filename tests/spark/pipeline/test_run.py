@@ -129,6 +129,9 @@ def test_a_person_asks_a_running_pipeline(slow: RunningPipeline, shop: Database)
     assert (run["number"], run["state"], run["started_by"]) == (1, "failed", user_name())
     assert run["rows"]["delta"] > ROWS
     assert "broken" in [error["part"] for error in run["errors"]]
+    traces = {trace["part"]: trace["trace"] for trace in json.loads(slow.ask("runs", "--trace", "--json"))}
+    assert 'File "' in traces["broken"]
+    assert 'File "' in traces["pipeline"]
     asked = [(command["name"], command["asked_by"], command["problem"]) for command in run["commands"]]
     for name in ("pause_backfill", "throttle_backfill", "resume_backfill", "resnapshot_table"):
         assert (name, user_name(), None) in asked

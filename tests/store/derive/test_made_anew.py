@@ -9,8 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from headwater.derive.difference import NEW, OLD, SIDE
-from headwater.derive.frames import Staging, _stage_changes, _stage_history
+from headwater.derive.frames import NEW, OLD, SIDE, Staging, _stage_changes, _stage_history
 from headwater.sinks.errors import SinkFenced
 from headwater.sinks.open import open_sink
 from headwater.sinks.sink import Sink, Staged, Token

@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from headwater.journal import codec, scan
+from headwater.journal import codec, reader
 from headwater.journal.entry import Entry, Head, Limits, Truncation, check_id, new_id
 from headwater.journal.errors import (
     AlreadyExistsError,
@@ -19,7 +19,7 @@ from headwater.journal.errors import (
     StoreClosedError,
 )
 from headwater.journal.fs_store import now_ms
-from headwater.journal.store import Store, changed_meanwhile, check_cut, check_new_header
+from headwater.journal.store import Store, changed_meanwhile, plan_truncation, settled_end
 from headwater.system.owner_lock import Owner, OwnerLock, current_owner
 
 
@@ -76,15 +76,11 @@ class MemoryStore(Store):
     ) -> Head:
         items = codec.prepare_all(entry, self.limits, idempotency_key)
         with self.source(session, segment, still=True) as source:
-            try:
-                if idempotency_key is not None:
-                    for block in scan.Forward(source):
-                        for known in block:
-                            if known.key == idempotency_key:
-                                return known.head
-                end = scan.end_of(source)
-            except scan.DamageError as damage:
-                raise scan.first_corrupt(source, damage) from None
+            end = settled_end(source)
+            if idempotency_key is not None:
+                for known in self.iter(session, segment):
+                    if known.key == idempotency_key:
+                        return known.head
             if expected_head is not None and expected_head != end.head:
                 raise HeadConflictError(segment, expected_head, end.head)
             data, head = codec.lines(items, end.head, self._clock())
@@ -94,8 +90,7 @@ class MemoryStore(Store):
 
     def create_segment(self, session: str, segment: str, entries: Iterable[Entry] = ()) -> Head:
         key = (check_id(session, "session"), check_id(segment, "segment"))
-        check_new_header(session, segment, entries)
-        lines = codec.WholeSegment(entries, self.limits, self._clock())
+        lines = codec.NewSegment(session, segment, entries, self.limits, self._clock())
         with self._lock:
             if session in self._deleted:
                 raise SegmentDeletedError(session, segment)
@@ -104,38 +99,25 @@ class MemoryStore(Store):
                     f"Session {session} has a segment {segment} already.",
                     next_step="Append to it, or create one with a new id.",
                 )
-            self.data[key] = bytearray(b"".join(lines))
+            data = bytearray(b"".join(lines))
+            self.data[key] = data
             self._touch(session, segment)
         return lines.head
 
-    def truncate(
-        self, session: str, segment: str, n: int, *, expected_head: Head | None = None, keep_suffix: bool = True
-    ) -> Truncation:
+    def truncate(self, session: str, segment: str, n: int, *, expected_head: Head | None = None) -> Truncation:
         with self.source(session, segment, still=True) as source:
-            current: Head | None = None
-            try:
-                current = scan.end_of(source).head
-            except scan.DamageError as damage:
-                if expected_head is not None:
-                    raise scan.first_corrupt(source, damage) from None
-            check_cut(segment, n, current or Head(max(n, 0), 0), expected_head)
-            if current is not None and n == current.seq:
-                return Truncation(current, None)
-            offset, head = scan.end_of_entry(source, segment, n)
-            label = f"removed-{n + 1}" if keep_suffix else None
-            return Truncation(head, self.cut(session, segment, offset, label, source.size()))
+            end = plan_truncation(source, segment, n, expected_head)
+            if end is None:
+                return Truncation(settled_end(source).head, None)
+            return Truncation(end[1], self.cut(session, segment, end[0], f"removed-{n + 1}", source.size()))
 
-    def _save(self, segment: str, label: str, data: bytes) -> str:
-        name = f"memory#{segment}.{label}.{new_id()[-12:]}"
-        self.saved[name] = data
-        return name
-
-    def cut(self, session: str, segment: str, offset: int, label: str | None, expected_size: int) -> str | None:
+    def cut(self, session: str, segment: str, offset: int, label: str, expected_size: int) -> str:
         with self._lock:
             data = self._bytes(session, segment)
             if len(data) != expected_size:
                 raise changed_meanwhile(segment)
-            saved = None if label is None else self._save(segment, label, bytes(data[offset:]))
+            saved = f"memory#{segment}.{label}.{new_id()[-12:]}"
+            self.saved[saved] = bytes(data[offset:])
             del data[offset:]
             self._touch(session, segment)
         return saved
@@ -194,6 +176,6 @@ class MemoryStore(Store):
         return f"memory#{segment}"
 
     @contextmanager
-    def source(self, session: str, segment: str, *, still: bool = False) -> Iterator[scan.Source]:
+    def source(self, session: str, segment: str, *, still: bool = False) -> Iterator[reader.SegmentBytes]:
         with self._lock if still else nullcontext():
             yield MemorySource(self._bytes(session, segment), self.location(session, segment))

@@ -13,7 +13,7 @@ from tests.store.journal.backends import Backend
 
 from headwater import failpoints
 from headwater.errors import CorruptionError
-from headwater.journal import codec, damage, scan
+from headwater.journal import codec, damage, reader
 from headwater.journal.damage import repair, rescue, salvage, verify
 from headwater.journal.entry import EMPTY, Entry, Head, Limits, new_id
 from headwater.journal.errors import BusyError, CorruptError, UnsupportedVersionError
@@ -371,7 +371,7 @@ def test_bytes_without_a_newline_are_passed_in_bounded_memory(
     fs: Backend, monkeypatch: pytest.MonkeyPatch, ending: bytes
 ) -> None:
     """Longer than any line: torn at the end, damage before a newline; never held as a whole."""
-    monkeypatch.setattr(scan, "LINE_LIMIT", 1 << 20)
+    monkeypatch.setattr(reader, "LINE_LIMIT", 1 << 20)
     ids = new_id(), new_id()
     fs.store.create_segment(*ids, [Entry("good")])
     with Path(fs.store.location(*ids)).open("ab") as file:

@@ -56,5 +56,3 @@ def test_only_the_canonical_spelling_is_an_id(change: object) -> None:
     assert not is_id(change(text))
     with pytest.raises(InvalidNameError):
         check_id(change(text), "session")
-    with pytest.raises(InvalidNameError):
-        check_id(None, "session")  # type: ignore[arg-type]

@@ -29,10 +29,10 @@ def some_run(store: Store) -> Branch:
     branch = start(store, "shop", {"sink": "delta"})
     for kind, fields in (
         ("run_started", {}),
-        ("barrier", {"epoch": 1}),
-        ("epoch_end", {"epoch_count": 1}),
-        ("barrier", {"epoch": 2}),
-        ("epoch_end", {"epoch_count": 2}),
+        ("notice", {"n": 1}),
+        ("metric", {"rows": 1}),
+        ("notice", {"n": 2}),
+        ("metric", {"rows": 2}),
         ("run_completed", {"interrupted": False}),
     ):
         head = store.append(branch.session, branch.segment, Entry(kind, fields))
@@ -83,9 +83,9 @@ def test_a_fork_at_zero_is_before_anything_but_the_start(store: Store) -> None:
     parent = some_run(store)
     child = fork_at(store, parent.session, parent.segment, 0)
     state = replay(store.read_all(child.session, child.segment))
-    assert (state.pipeline, state.history, state.epoch_count) == ("shop", (), 0)
+    assert (state.pipeline, state.history) == ("shop", ())
     bare = new_id()
-    store.create_segment(parent.session, bare, [Entry("barrier")])
+    store.create_segment(parent.session, bare, [Entry("notice")])
     child = fork_at(store, parent.session, bare, 0)
     assert replay(store.read_all(child.session, child.segment)).history == ()
     origin = origin_of(store, child.session, child.segment)
@@ -128,7 +128,7 @@ def test_a_foreign_append_makes_the_writer_go_on_in_a_fork(store: Store) -> None
     assert [e.kind for e in store.read_all(branch.session, branch.segment)] == ["segment_start", "foreign"]
     origin = origin_of(store, moved.session, moved.segment)
     assert origin is not None
-    assert (origin.segment, origin.head, origin.epoch_count) == (branch.segment, branch.head, 0)
+    assert (origin.segment, origin.head) == (branch.segment, branch.head)
 
 
 def test_a_head_that_went_back_makes_a_fork_too(store: Store) -> None:
@@ -185,7 +185,7 @@ def test_compaction_goes_on_in_the_same_session(backend: Backend) -> None:
     assert new.session == old.session
     assert new.head.seq == 1
     folded = replay(store.read_all(new.session, new.segment))
-    assert (folded.history, folded.epoch_count) == (short.history, 2)
+    assert (folded.history, folded.interrupted) == (short.history, False)
     origin = origin_of(store, new.session, new.segment)
     assert origin is not None
     assert (origin.relation, origin.segment, origin.head) == ("compacted_from", old.segment, old.head)

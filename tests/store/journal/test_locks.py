@@ -14,7 +14,6 @@ from headwater.journal.damage import repair, salvage, verify
 from headwater.journal.entry import Entry, new_id
 from headwater.journal.errors import BusyError
 from headwater.journal.fs_store import FsStore
-from headwater.journal.trace import TraceFiles
 
 
 @contextmanager
@@ -49,12 +48,3 @@ def test_creation_and_deletion_in_a_locked_session_end(tmp_path: Path) -> None:
             with pytest.raises(BusyError):
                 store.delete_session(ids[0])
         assert store.delete_session(ids[0])
-
-
-def test_a_trace_that_another_process_locked_is_dropped(tmp_path: Path) -> None:
-    traces = TraceFiles(tmp_path)
-    assert traces.append("s", "g", {"n": 1})
-    with held(tmp_path / "s" / "g.jsonl"):
-        assert not traces.append("s", "g", {"n": 2})
-    assert traces.append("s", "g", {"n": 3})
-    assert [record["n"] for record in traces.iter("s", "g")] == [1, 3]

@@ -68,21 +68,27 @@ def test_what_was_appended_while_the_store_closed_is_synced_too(
     store = FsStore(tmp_path / "j", durability="flush", flush_interval=60)
     ids = (new_id(), new_id())
     store.create_segment(*ids)
-    close, heads, synced = store._flusher.close, list[Head](), list[int]()
-    sync = os.fdatasync
+    heads, synced, sync = list[Head](), list[int](), os.fdatasync
 
     def count(fd: int) -> None:
         synced.append(os.fstat(fd).st_size)
         sync(fd)
 
     def late() -> None:
-        close()
         writer = threading.Thread(target=lambda: heads.append(store.append(*ids, Entry("late"))))
         writer.start()
         writer.join()
 
     monkeypatch.setattr(os, "fdatasync", count)
-    monkeypatch.setattr(store._flusher, "close", late)
+    store.append(*ids, Entry("early"))
+    assert store._flusher is not None
+    join = store._flusher.join
+
+    def join_and_append() -> None:
+        join()
+        late()
+
+    monkeypatch.setattr(store._flusher, "join", join_and_append)
     store.close()
-    assert heads[0].seq == 1
-    assert synced == [(tmp_path / "j" / ids[0] / f"{ids[1]}.jsonl").stat().st_size]
+    assert heads[0].seq == 2
+    assert synced[-1] == (tmp_path / "j" / ids[0] / f"{ids[1]}.jsonl").stat().st_size

@@ -27,7 +27,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_a_run_keeps_in_memory_does_not_grow(store: Store) -> None:
     log = RunLog.start(store, "shop")
     for number in range(200):
-        log.record("barrier", {"epoch": number})
+        log.record("notice", {"epoch": number})
         log.record("metric", {"rows": number})
     state = log.state
     assert [item.fields["epoch"] for item in state.history] == list(range(190, 200))
@@ -40,7 +40,7 @@ def test_what_a_run_keeps_in_memory_does_not_grow(store: Store) -> None:
 
 def test_a_fork_of_a_long_run_fits_into_one_entry(store: Store) -> None:
     log = RunLog.start(store, "shop")
-    store.append(log.session, log.segment, [Entry("barrier", {"epoch": n, "pad": "p" * 9000}) for n in range(2000)])
+    store.append(log.session, log.segment, [Entry("notice", {"epoch": n, "pad": "p" * 9000}) for n in range(2000)])
     child = fork(store, log.session, log.segment)
     state = RunLog(store, child.session, child.segment).state
     assert state.history[-1].fields["epoch"] == 1999
@@ -51,7 +51,7 @@ def test_a_fork_carries_state_up_to_the_limit_of_an_entry(backend: Backend) -> N
     store = backend.limited(Limits(entry_bytes=20_000))
     log = RunLog.start(store, "shop")
     for number in range(30):
-        log.record("barrier", {"epoch": number, "pad": "p" * 1500})
+        log.record("notice", {"epoch": number, "pad": "p" * 1500})
     child = fork_at(store, log.session, log.segment, 31)
     state = RunLog(store, child.session, child.segment).state
     assert state.history[-1].fields["epoch"] == 29
@@ -63,7 +63,7 @@ def test_the_deepest_entry_can_be_forked(store: Store) -> None:
     for _ in range(126):
         deep = [deep]
     log = RunLog.start(store, "shop")
-    log.record("barrier", {"deep": deep})
+    log.record("notice", {"deep": deep})
     child = fork(store, log.session, log.segment)
     assert RunLog(store, child.session, child.segment).state.history[0].fields == {"deep": deep}
 
@@ -74,12 +74,12 @@ SHAPES: list[Any] = [5, "text", [5], [[]], {"a": 5}, [{"kind": 5}], None, True]
 @pytest.mark.parametrize("kind", [kind.value for kind in RunKind])
 def test_no_shape_of_an_entry_makes_its_run_impossible_to_restore(kind: str) -> None:
     with MemoryStore() as store:
-        names = ("seqs", "extensions", "state", "config", "epoch_count", "sink", "epoch", "domain", "interrupted")
+        names = ("state", "config", "pipeline", "session_id", "interrupted")
         log = RunLog.start(store, "shop")
         for shape in SHAPES:
             for name in names:
                 log.record(kind, {name: shape})
-            for inner in ("history", "extensions", "metrics", "epoch_count", "forgotten"):
+            for inner in ("history", "interrupted", "forgotten"):
                 log.record(kind, {"state": {inner: shape}})
         log.begin("operator")
         restored = RunLog(store, log.session, log.segment)
@@ -90,9 +90,9 @@ def test_no_shape_of_an_entry_makes_its_run_impossible_to_restore(kind: str) -> 
 def test_the_caller_may_go_on_changing_the_fields_that_it_gave(store: Store) -> None:
     log = RunLog.start(store, "shop")
     fields: dict[str, Any] = {"epoch": 1, "tables": ("a", "b")}
-    log.record("barrier", fields)
+    log.record("notice", fields)
     fields["epoch"] = 2
-    log.record("barrier", fields)
+    log.record("notice", fields)
     assert [item.fields["epoch"] for item in log.state.history] == [1, 2]
     assert log.state == RunLog(store, log.session, log.segment).state
 

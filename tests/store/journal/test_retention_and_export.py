@@ -9,10 +9,10 @@ import pytest
 from tests.store.journal.backends import Backend
 
 from headwater import failpoints
+from headwater.cli.journal_export import HIDDEN, export_jsonl, export_markdown, hide
 from headwater.errors import InputError
 from headwater.journal import fs_store as journal_fs
 from headwater.journal.entry import Entry, Limits, new_id
-from headwater.journal.export import HIDDEN, export_jsonl, export_markdown, hide
 from headwater.journal.retention import BETWEEN, prune
 
 DAY = 86_400_000
@@ -103,29 +103,25 @@ def ids(backend: Backend) -> tuple[str, str]:
 
 
 def test_export_gives_one_json_object_per_entry(backend: Backend, ids: tuple[str, str]) -> None:
-    lines = list(export_jsonl(backend.store, *ids))
+    lines = list(export_jsonl(backend.store.iter(*ids)))
     assert [json.loads(line)["kind"] for line in lines] == ["config_changed", "notice"]
     assert json.loads(lines[1]) == {"seq": 2, "ts": 1_700_000_000_001, "kind": "notice", "text": "```é```"}
 
 
 def test_export_gives_a_readable_page(backend: Backend, ids: tuple[str, str]) -> None:
-    page = "".join(export_markdown(backend.store, *ids))
-    assert page.startswith(f"# Segment {ids[1]}")
+    page = "".join(export_markdown(backend.store.iter(*ids)))
     assert "## 2 · notice" in page
     assert "2023-11-14T22:13:20.001+00:00" in page
     assert "````json" in page
 
 
 @pytest.mark.parametrize("export", [export_jsonl, export_markdown])
-def test_secrets_do_not_leave_through_the_hook(backend: Backend, ids: tuple[str, str], export: object) -> None:
+def test_secrets_are_hidden(backend: Backend, ids: tuple[str, str], export: object) -> None:
     assert callable(export)
-    page = "".join(export(backend.store, *ids, redact=hide()))
+    page = "".join(export(map(hide(), backend.store.iter(*ids))))
     assert "hush" not in page
     assert HIDDEN in page
     assert "db/shop" in page
-    left_out = "".join(export(backend.store, *ids, redact=lambda e: None if e.kind == "config_changed" else e))
-    assert "config_changed" not in left_out
-    assert "notice" in left_out
 
 
 @pytest.mark.parametrize(
@@ -139,7 +135,6 @@ def test_secrets_do_not_leave_through_the_hook(backend: Backend, ids: tuple[str,
 )
 def test_secrets_inside_texts_are_hidden_too(text: str) -> None:
     shown = hide()(Entry("x", {"dsn": text}))
-    assert shown is not None
     assert "hush" not in shown.fields["dsn"]
     assert "shop" in shown.fields["dsn"]
 
@@ -147,4 +142,4 @@ def test_secrets_inside_texts_are_hidden_too(text: str) -> None:
 def test_a_time_that_no_calendar_has_can_be_exported(backend: Backend) -> None:
     made = new_id(), new_id()
     backend.store.create_segment(*made, [Entry("x", ts=(1 << 63) - 1)])
-    assert f"{(1 << 63) - 1} ms" in "".join(export_markdown(backend.store, *made))
+    assert f"{(1 << 63) - 1} ms" in "".join(export_markdown(backend.store.iter(*made)))

@@ -25,24 +25,20 @@ def kinds(store: Store, log: RunLog) -> list[str]:
     return [entry.kind for entry in store.read_all(log.session, log.segment)]
 
 
-def test_one_run_writes_start_command_barrier_epoch_and_end(store: Store) -> None:
-    """Scenarios 31, 33: and a commit with its result."""
+def test_one_run_writes_start_command_notice_metric_and_end(store: Store) -> None:
+    """Scenarios 31, 33."""
     log = RunLog.start(store, "shop", {"sink": "delta"})
     log.begin("operator", pid=5)
     log.record("command", {"name": "run"})
-    log.record("barrier", {"epoch": 1})
-    log.record("commit_started", {"sink": "delta", "epoch": 1})
-    log.record("commit_finished", {"sink": "delta", "epoch": 1, "outcome": "committed"})
-    log.record("epoch_end", {"epoch_count": 1})
+    log.record("notice", {"event": "sink_restarts"})
+    log.record("metric", {"rows": 1})
     log.record("run_completed", {"interrupted": False})
     assert kinds(store, log) == [
         "segment_start",
         "run_started",
         "command",
-        "barrier",
-        "commit_started",
-        "commit_finished",
-        "epoch_end",
+        "notice",
+        "metric",
         "run_completed",
     ]
 
@@ -51,8 +47,7 @@ def test_a_restored_run_equals_the_live_one(store: Store) -> None:
     """Scenarios 32, 34: a paused run is interrupted."""
     live = RunLog.start(store, "shop", {"sink": "delta"})
     live.begin("schedule")
-    live.record("barrier", {"epoch": 1})
-    live.record("epoch_end", {"epoch_count": 1})
+    live.record("notice", {"event": "sink_restarts"})
     live.record("run_completed", {"interrupted": True, "result": "paused"})
     restored = RunLog(store, live.session, live.segment)
     assert restored.state == live.state
@@ -67,7 +62,7 @@ def test_an_unknown_or_empty_segment_cannot_be_restored(store: Store) -> None:
         RunLog(store, new_id(), new_id())
     session, empty, headless = new_id(), new_id(), new_id()
     store.create_segment(session, empty)
-    store.create_segment(session, headless, [Entry("barrier")])
+    store.create_segment(session, headless, [Entry("notice")])
     for segment in (empty, headless):
         with pytest.raises(InvalidEntryError):
             RunLog(store, session, segment)
@@ -79,7 +74,7 @@ def test_a_foreign_append_is_noticed_and_the_next_run_goes_on_in_a_fork(store: S
     old = log.segment
     store.append(log.session, old, Entry("foreign"))
     with pytest.raises(HeadConflictError):
-        log.record("barrier")
+        log.record("notice")
     log.begin("schedule")
     assert log.segment != old
     assert kinds(store, log) == ["segment_start", "run_started"]
@@ -110,7 +105,7 @@ def test_an_append_that_fails_stops_the_run_before_it_acts(store: Store, monkeyp
         raise StoreIoError("write to", "x", OSError(5, "broken"))
 
     def commit() -> None:
-        log.record("commit_started", {"sink": "a", "epoch": 1})
+        log.record("phase_changed", {"sink": "a", "to": "live"})
         committed.append(1)
 
     monkeypatch.setattr(store, "append", broken)

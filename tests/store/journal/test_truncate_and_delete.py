@@ -113,11 +113,6 @@ def test_truncate_can_cut_damage_off(backend: Backend, ids: Ids) -> None:
     assert store.read_entry_count(*ids) == 1
 
 
-def test_a_truncation_without_a_saved_suffix_must_be_asked_for(store: Store, ids: Ids) -> None:
-    fill(store, ids, 3)
-    assert store.truncate(*ids, 1, keep_suffix=False).saved is None
-
-
 def test_a_deleted_session_stays_deleted(backend: Backend, ids: Ids) -> None:
     """Scenarios 11, z: late appends and creates after a delete do not bring it back."""
     store = backend.store

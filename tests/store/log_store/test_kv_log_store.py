@@ -9,11 +9,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.logs import KEY, SCHEMA, LogConsumer, epoch, numbered_chunk, random_chunk, rows_of
+from tests.logs import KEY, SCHEMA, LogConsumer, epoch, filtered, numbered_chunk, random_chunk, rows_of
 from tests.store.log_store.tools import Table, flat
 
 from headwater import failpoints
-from headwater.log_store import KvLogStoreFactory, LogView, layout
+from headwater.log_store import KvLogStoreFactory, LogView
 from headwater.log_store.consumers import SINGLE_FOLDER
 from headwater.log_store.errors import (
     EpochGone,
@@ -25,6 +25,7 @@ from headwater.log_store.errors import (
     UnknownVersion,
     WrongCall,
 )
+from headwater.log_store.serde import BARRIERS, CHUNKS, ROWS, prefix
 from headwater.state import WriteBatch, stores_beside
 from headwater.state.errors import StoreFull, StoreUnavailable
 from headwater.state.query_store import QUERIES
@@ -132,10 +133,10 @@ def test_m2_vnodes_are_delivered_side_by_side(opened: Open) -> None:
     with LogConsumer.open(table.location, "orders", "sink") as consumer:
         after, upto = consumer.wait(1)
         even = sorted(row[3:] for row in flat(consumer.read(after, upto, EVEN)))
-        assert even == rows_of([chunk.filter_vnodes(EVEN) for chunk in chunks])
+        assert even == rows_of([filtered(chunk, EVEN) for chunk in chunks])
         consumer.commit(upto, EVEN)
         rest = sorted(row[3:] for row in flat(consumer.read(*consumer.wait(1))))
-        assert rest == rows_of([chunk.filter_vnodes(~EVEN) for chunk in chunks])
+        assert rest == rows_of([filtered(chunk, ~EVEN) for chunk in chunks])
 
 
 def test_m14_43_empty_chunks_and_empty_epochs_pass(opened: Open) -> None:
@@ -229,23 +230,6 @@ def test_m5_17_m25_update_pairs_stay_whole_and_half_of_one_is_refused(opened: Op
     assert all(ops == [Op.UPDATE_DELETE, Op.UPDATE_INSERT] * (len(ops) // 2) for ops in per_vnode.values())
     with pytest.raises(ChunkError):
         Chunk.build(rows.slice(0, 1), pa.array([int(Op.UPDATE_DELETE)], pa.int8()), KEY)
-
-
-def test_m22_a_read_that_fails_for_a_moment_skips_nothing(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    table = opened()
-    for number in range(1, 4):
-        table.write(numbered_chunk(100 * number, 30))
-    original, turns = LogView.read_epoch, [0]
-
-    def failing(self: LogView, *arguments: Any) -> Iterator[Any]:
-        turns[0] += 1
-        if turns[0] % 2:
-            raise StoreUnavailable("For a moment.")
-        yield from original(self, *arguments)
-
-    monkeypatch.setattr(LogView, "read_epoch", failing)
-    assert delivered(table) == rows_of([numbered_chunk(100 * number, 30) for number in range(1, 4)])
-    assert turns[0] == 6
 
 
 # -- the buffer and the seal ----------------------------------------------------------------------------------------
@@ -390,7 +374,7 @@ def test_what_was_delivered_leaves_nothing_behind(opened: Open) -> None:
     commit(table, 3)
     for _ in range(3):
         table.seal()
-    assert [table.raw(space) for space in (layout.ROWS, layout.CHUNKS, layout.BARRIERS)] == [0, 0, 0]
+    assert [table.raw(space) for space in (ROWS, CHUNKS, BARRIERS)] == [0, 0, 0]
 
 
 def test_retention_never_drops_silently(opened: Open) -> None:
@@ -495,7 +479,7 @@ def test_m13_too_many_rows_for_an_epoch_are_refused_as_a_whole(opened: Open, mon
     table = opened()
     table.writer.write_chunk(numbered_chunk(0, 5))
     with monkeypatch.context() as patch:
-        patch.setattr(layout, "MAX_SEQ", 10)
+        patch.setattr("headwater.log_store.state.MAX_SEQ", 10)
         with pytest.raises(WrongCall, match="more than"):
             table.writer.write_chunk(numbered_chunk(10, 10))
     table.write(numbered_chunk(100, 5))
@@ -531,7 +515,7 @@ def test_damaged_records_are_called_corrupt(opened: Open) -> None:
     table = opened()
     table.write()
     with table.store.snapshot() as view:
-        cells = list(view.scan_prefix(layout.prefix(table.log.number)))
+        cells = list(view.scan_prefix(prefix(table.log.number)))
     number = 10
     for key, value in (cells[0], cells[-1]):
         for damaged in (value[: len(value) // 2], b"", b"\x07" + value[1:], value):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from tests.logs import KEY, SCHEMA, LogConsumer, epoch, numbered_chunk
+from tests.logs import KEY, SCHEMA, LogConsumer, epoch, filtered, numbered_chunk
 
 from headwater.errors import HeadwaterError, InputError
 from headwater.log_store import (
@@ -152,7 +152,7 @@ def test_any_vnode_count_is_written_read_migrated_and_compacted(store: StateStor
     with LogConsumer.open(store.location, "orders", "sink") as consumer:
         assert sum(batch.num_rows for batch in consumer.read(*consumer.wait(1))) == 1000
     assert held(store, wanted=VnodeBitmap.of([count - 1], count)) == sorted(
-        2 * numbered_chunk(0, 500, count).filter_vnodes(VnodeBitmap.of([count - 1], count)).rows["id"].to_pylist()
+        2 * filtered(numbered_chunk(0, 500, count), VnodeBitmap.of([count - 1], count)).rows["id"].to_pylist()
     )
     factory.close()
     del writer

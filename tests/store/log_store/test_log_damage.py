@@ -13,11 +13,11 @@ import pyarrow as pa
 import pytest
 from tests.logs import KEY, SCHEMA, LogConsumer, epoch, numbered_chunk
 
-from headwater.log_store import KvLogStoreFactory, LogCorrupt, LogView, UnknownVersion, layout
-from headwater.log_store.checksum import checksum
-from headwater.log_store.chunk_codec import Compression, encode_batch
+from headwater.log_store import KvLogStoreFactory, LogCorrupt, LogView, UnknownVersion
+from headwater.log_store.chunk_codec import Compression, checksum, encode_batch
 from headwater.log_store.log import LOGS
 from headwater.log_store.progress import LogStoreVnodeProgress
+from headwater.log_store.serde import BARRIERS, CHUNKS, ROWS, prefix
 from headwater.state import Catalog, StateStore, WriteBatch, open_writer
 from headwater.stream import Epoch, EpochPair
 
@@ -42,7 +42,7 @@ class Damaged:
 
     def records(self, space: int) -> list[tuple[bytes, bytes]]:
         with self.store.snapshot() as view:
-            found = view.scan_prefix(layout.prefix(self.log.number) + bytes((space,)))
+            found = view.scan_prefix(prefix(self.log.number) + bytes((space,)))
             return [(bytes(key), bytes(value)) for key, value in found]
 
     def put(self, key: bytes, value: bytes | None) -> None:
@@ -83,7 +83,7 @@ def damaged(request: pytest.FixtureRequest) -> Iterator[Damaged]:
 @pytest.mark.parametrize("compression", list(Compression), ids=lambda how: how.name.lower())
 def test_a_chunk_that_is_cut_anywhere(compression: Compression) -> None:
     made = Damaged(2, compression)
-    (key, value), _ = made.records(layout.CHUNKS)
+    (key, value), _ = made.records(CHUNKS)
     for cut in (*range(64), *range(64, len(value), 37), len(value) - 1):
         made.is_noticed(key, value[:cut], LogCorrupt)
     made.store.close()
@@ -91,7 +91,7 @@ def test_a_chunk_that_is_cut_anywhere(compression: Compression) -> None:
 
 def test_a_row_that_is_cut_anywhere_or_has_more() -> None:
     made = Damaged(1)
-    key, value = made.records(layout.ROWS)[7]
+    key, value = made.records(ROWS)[7]
     for cut in range(len(value)):
         made.is_noticed(key, value[:cut], LogCorrupt)
     made.is_noticed(key, value + b"\0", LogCorrupt)
@@ -99,7 +99,7 @@ def test_a_row_that_is_cut_anywhere_or_has_more() -> None:
 
 
 def test_a_barrier_that_is_cut_anywhere(damaged: Damaged) -> None:
-    ((key, value),) = damaged.records(layout.BARRIERS)
+    ((key, value),) = damaged.records(BARRIERS)
     for cut in (*range(0, len(value), 5), len(value) - 1):
         damaged.is_noticed(key, value[:cut], LogCorrupt)
 
@@ -123,12 +123,12 @@ def test_a_barrier_that_is_cut_anywhere(damaged: Damaged) -> None:
     ],
 )
 def test_a_barrier_of_another_shape(damaged: Damaged, change: Change, error: type[Exception]) -> None:
-    ((key, value),) = damaged.records(layout.BARRIERS)
+    ((key, value),) = damaged.records(BARRIERS)
     damaged.is_noticed(key, change(value), error)
 
 
 def test_a_value_of_another_version(damaged: Damaged) -> None:
-    space = layout.ROWS if damaged.log.format == 1 else layout.CHUNKS
+    space = ROWS if damaged.log.format == 1 else CHUNKS
     key, value = damaged.records(space)[0]
     for version in (0, 3 - damaged.log.format, 3, 255):
         damaged.is_noticed(key, bytes((version,)) + value[1:], UnknownVersion)
@@ -150,7 +150,7 @@ def test_a_log_of_another_version(damaged: Damaged) -> None:
 
 def test_lengths_that_are_claimed_and_not_there() -> None:
     made = Damaged(2)
-    (key, value), _ = made.records(layout.CHUNKS)
+    (key, value), _ = made.records(CHUNKS)
     (start,) = struct.unpack_from("<Q", value, 24)
     lies: list[Change] = [
         lambda good: good[:4] + b"\xff" * 4 + good[8:],  # rows
@@ -165,7 +165,7 @@ def test_lengths_that_are_claimed_and_not_there() -> None:
         made.is_noticed(key, lie(value), LogCorrupt)
     made.store.close()
     rows = Damaged(1)
-    key, value = rows.records(layout.ROWS)[0]
+    key, value = rows.records(ROWS)[0]
     rows.is_noticed(key, value[:13] + b"\xff\xff\xff\xff" + value[17:], LogCorrupt)
     rows.store.close()
 
@@ -173,7 +173,7 @@ def test_lengths_that_are_claimed_and_not_there() -> None:
 @pytest.mark.parametrize("log_format", [1, 2])
 def test_a_key_that_is_none(log_format: int) -> None:
     made = Damaged(log_format)
-    key, value = made.records(layout.ROWS if log_format == 1 else layout.CHUNKS)[0]
+    key, value = made.records(ROWS if log_format == 1 else CHUNKS)[0]
     made.put(key + b"x", value)
     try:
         for read in (made.range, made.delivered):
@@ -185,10 +185,10 @@ def test_a_key_that_is_none(log_format: int) -> None:
 
 def test_an_op_that_is_none(damaged: Damaged) -> None:
     if damaged.log.format == 1:
-        key, value = damaged.records(layout.ROWS)[0]
+        key, value = damaged.records(ROWS)[0]
         damaged.is_noticed(key, value[:1] + b"\x09" + value[2:], LogCorrupt)
         return
-    (key, _), _ = damaged.records(layout.CHUNKS)
+    (key, _), _ = damaged.records(CHUNKS)
     with damaged.store.snapshot() as view:
         batch = next(LogView.open(view, "orders").read_range(0, epoch(1))).drop_columns(["_epoch"])
     place = batch.schema.get_field_index("_op")
@@ -203,7 +203,7 @@ def without_checksums(value: bytes) -> bytes:
 
 
 def test_a_record_that_is_gone(damaged: Damaged) -> None:
-    key, _ = damaged.records(layout.ROWS if damaged.log.format == 1 else layout.CHUNKS)[0]
+    key, _ = damaged.records(ROWS if damaged.log.format == 1 else CHUNKS)[0]
     damaged.is_noticed(key, None, LogCorrupt)
 
 
@@ -214,7 +214,7 @@ def flipped(value: bytes, at: int, bit: int) -> bytes:
 @pytest.mark.parametrize("compression", list(Compression), ids=lambda how: how.name.lower())
 def test_a_flipped_bit_anywhere_in_a_chunk(compression: Compression) -> None:
     made = Damaged(2, compression)
-    (key, value), _ = made.records(layout.CHUNKS)
+    (key, value), _ = made.records(CHUNKS)
     (start,) = struct.unpack_from("<Q", value, 24)
     head = 16 + 24 + 4 + 4
     for at in (*range(head), *range(start, len(value), 7)):
@@ -226,7 +226,7 @@ def test_a_flipped_bit_anywhere_in_a_chunk(compression: Compression) -> None:
 
 def test_a_chunk_of_an_earlier_release_cannot_end_the_process() -> None:
     made = Damaged(2)
-    (key, value), _ = made.records(layout.CHUNKS)
+    (key, value), _ = made.records(CHUNKS)
     plain = without_checksums(value)
     made.put(key, plain)
     assert made.range() == made.delivered() == list(range(20))

@@ -13,6 +13,7 @@ from tests.store.log_store.tools import Table, final_state, flat
 
 from headwater import failpoints
 from headwater.log_store import KvLogStoreFactory, LogNotFound, LogStoreRowSerde, UnknownVersion, read_range
+from headwater.log_store.chunk_codec import decode_header
 from headwater.log_store.compaction import Compaction
 from headwater.log_store.migration import Migration
 from headwater.state import open_writer
@@ -220,7 +221,8 @@ def test_both_versions_behind_one_serde(tmp_path: Path) -> None:
     assert {LogStoreRowSerde.version_of(value) for _, value in rows} == {1}
     assert LogStoreRowSerde.version_of(chunks[0][1]) == 2
     decoded = [next(one.decode_rows(sorted(rows))).to_pydict()]
-    found = [batch.to_pydict() for batch in two.decode_chunk(chunks[0][1])]
+    value = chunks[0][1]
+    found = [batch.to_pydict() for _, batch in two.decode_chunks([(0, value, decode_header(value))], None)]
     decoded.append({name: [value for part in found for value in part[name]] for name in found[0]})
     assert decoded[0] == decoded[1]
     assert sorted(decoded[0]["_seq"]) == list(range(5, 305))

@@ -12,12 +12,11 @@ import pytest
 from tests.logs import KEY, SCHEMA, epoch, random_chunk
 from tests.query_state import group_rows, grouped
 
-from headwater.log_store import KvLogStoreReader, LogStoreVnodeProgress, ReadLimits, SealedRange, StoragePlace
+from headwater.log_store import KvLogStoreReader, LogStoreVnodeProgress, LogView, ReadLimits, SealedRange, StoragePlace
 from headwater.log_store.consumers import SINGLE, SINGLE_FOLDER, Consumers
 from headwater.log_store.errors import EpochGone, InvalidOffset, LogNotFound
 from headwater.log_store.factory import KvLogStoreFactory
 from headwater.log_store.log_events import RESHAPED, Reshaped
-from headwater.log_store.log_view import LogView
 from headwater.log_store.status import log_status
 from headwater.state import Catalog, WriteBatch, beside, open_reader, stores_beside
 from headwater.state.errors import StoreOwned, WriterFenced
@@ -80,7 +79,9 @@ def see(reader: KvLogStoreReader, number: int) -> None:
 
 def ids(reader: KvLogStoreReader, sealed: SealedRange | None, log: str) -> list[int]:
     assert sealed is not None
-    return [key for batch in reader.read(sealed, log) for key in batch.column("id").to_pylist()]
+    with reader._source.snapshot() as view:
+        rows = LogView.open(view, log).read_range(sealed.after, sealed.end)
+        return [key for batch in rows for key in batch.column("id").to_pylist()]
 
 
 # -- ranges ---------------------------------------------------------------------------------------------------------

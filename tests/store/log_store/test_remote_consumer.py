@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.logs import KEY, SCHEMA, LogConsumer, epoch, random_chunk
+from tests.logs import KEY, SCHEMA, LogConsumer, epoch, filtered, random_chunk
 
 from headwater.log_store import consumers as consumers_module
 from headwater.log_store.errors import EpochGone, InvalidOffset, LogNotFound, ProgressConflict, RetentionMiss
@@ -55,7 +55,7 @@ class Source:
     def ids(self, *numbers: int, vnodes: VnodeBitmap | None = None) -> list[int]:
         chunks = [self.written[number] for number in numbers]
         if vnodes is not None:
-            chunks = [chunk.filter_vnodes(vnodes) for chunk in chunks]
+            chunks = [filtered(chunk, vnodes) for chunk in chunks]
         return sorted(key for chunk in chunks for key in chunk.rows.column("id").to_pylist())
 
 

@@ -10,7 +10,7 @@ import pytest
 from tests.logs import LogConsumer, epoch
 from tests.store.log_store.tools import Table
 
-from headwater.capture.steady_clock import SteadyClock
+from headwater.capture.capture import SteadyClock
 from headwater.log_store import EpochEnd, LogNotFound, LogView, RetentionMiss, RetentionRefused
 from headwater.log_store.retention import (
     CHECK_MS,

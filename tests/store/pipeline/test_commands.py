@@ -21,7 +21,7 @@ from headwater.control.command import (
 )
 from headwater.control.errors import NoSuchRequest
 from headwater.control.request import queued, user_name
-from headwater.errors import FencedError, InputError
+from headwater.errors import FencedError, InputError, NotFoundError
 from headwater.pipeline.config import load
 from headwater.pipeline.errors import AlreadyRunning, ConfigError, ConfigNotFound, NotStarted
 from headwater.pipeline.sink_control import DesiredState, SinkControl
@@ -143,6 +143,47 @@ def test_a_pipeline_is_asked_from_python_as_from_the_command_line(folder: Path) 
     assert [outcome.sink for outcome in pipeline.resume()] == ["delta"]
     with pytest.raises(NotStarted, match="not running"):
         pipeline.stop()
+
+
+def test_sinks_are_added_from_python_as_from_the_command_line(folder: Path) -> None:
+    pipeline = Pipeline.from_toml()
+    assert pipeline.add_sink("parquet", name="archive", path=Path("archive"), mode="changes") == "archive"
+    assert [sink.label for sink in pipeline.config.sink] == ["delta", "archive"] == [s.label for s in load().sink]
+    before = (folder / "pipeline.toml").read_text()
+    with pytest.raises(ConfigError, match="archive"):
+        pipeline.add_sink("delta", name="archive", path="lake2")
+    assert (folder / "pipeline.toml").read_text() == before
+    assert pipeline.sink("delta", name="third", path="lake3").config.sink[2].label == "third"
+    assert runner.invoke(app, ["add-sink", "delta", "--name", "last", "--set", "path=lake4"]).exit_code == 0
+    assert [sink.label for sink in load().sink] == ["delta", "archive", "last"]
+
+
+def test_a_derivation_is_added_from_python_as_from_the_command_line(folder: Path) -> None:
+    pipeline = Pipeline.from_toml()
+    pipeline.add_sink("table")
+    assert pipeline.add_derivation("totals", "jobs:totals", ["orders"], by=["customer"], sink="delta") == "totals"
+    (section,) = load().derive
+    assert (section.tables, section.by, section.sink) == (["public.orders"], ["customer"], "delta")
+
+
+def test_a_pipeline_without_a_file_is_extended_before_its_start(folder: Path) -> None:
+    pipeline = Pipeline(source="postgresql://app@127.0.0.1:1/shop", tables=["public.orders"])
+    refusal = r"from_toml\(\), or sink\(\) and derive\(\) before start"
+    with pytest.raises(InputError, match=refusal):
+        pipeline.add_sink("delta", path="lake")
+    with pytest.raises(InputError, match=refusal):
+        pipeline.add_derivation("totals", "jobs:totals", ["orders"], by=["customer"])
+
+
+def test_what_needs_a_pipeline_that_runs_says_so_from_python(folder: Path) -> None:
+    pipeline = Pipeline.from_toml()
+    assert pipeline.dead_letters("delta") == {}
+    with pytest.raises(NotStarted, match="headwater run"):
+        pipeline.replay("delta")
+    with pytest.raises(NotFoundError):
+        pipeline.add_table("stock")
+    with pytest.raises(ConfigError, match="no sink 'nothing'"):
+        pipeline.dead_letters("nothing")
 
 
 def test_a_pipeline_that_does_not_run_cannot_be_stopped(folder: Path) -> None:

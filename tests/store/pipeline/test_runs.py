@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +16,17 @@ from typer.testing import CliRunner
 
 from headwater.cli.main import app
 from headwater.control.request import user_name
+from headwater.errors import InputError
 from headwater.journal.entry import Entry
 from headwater.journal.fs_store import FsStore
 from headwater.pipeline import run_journal
 from headwater.pipeline.config import PipelineConfig, load
 from headwater.pipeline.run_journal import FOLDER, RunJournal, read_runs, run_entries
 from headwater.pipeline.supervision import LOCK_FILE, RUN_FOLDER, make_folders
+from headwater.pipeline.tables import CapturedTables, capture_settings
+from headwater.spark.capture_child import CaptureKeeper
+from headwater.spark.failure import Failure
+from headwater.state.location import open_writer
 from headwater.system.owner_lock import OwnerLock
 
 pytestmark = pytest.mark.store
@@ -174,6 +182,75 @@ def test_entries_of_any_shape_do_not_hide_the_runs(config: PipelineConfig) -> No
                 store.append(run.position.session, run.position.segment, Entry(kind, fields))
     assert len(shown()) == 1
     assert runner.invoke(app, ["runs", "1"]).exit_code == 0
+
+
+def raised(text: str) -> Failure:
+    """A failure whose cause is an error of another library, which names a row."""
+    try:
+        try:
+            float(text)
+        except ValueError as error:
+            raise InputError("The rows cannot be written.", next_step="Look.") from error
+    except InputError as error:
+        return Failure.of(error)
+    raise AssertionError
+
+
+def test_the_trace_of_a_run_has_the_frames_of_its_errors(config: PipelineConfig) -> None:
+    for text in ("first row", "second row"):
+        journal, failure = RunJournal(config.work, config.name), raised(text)
+        fields = {"error": failure.kind, "text": str(failure), "trace": failure.trace}
+        journal.note("notice", {"sink": "delta", "event": "sink_restarts"} | fields)
+        journal.note("notice", {"event": "x"})
+        journal.end(str(failure), failure.trace)
+    restarted, ended = shown("1", "--trace")
+    assert (restarted["part"], restarted["event"], restarted["error"]) == ("delta", "sink_restarts", "InputError")
+    assert (ended["part"], ended["event"]) == ("pipeline", "run_failed")
+    assert restarted["trace"] == ended["trace"]
+    assert ", in raised" in ended["trace"]
+    assert "ValueError\n" in ended["trace"]
+    assert ended["trace"].endswith("InputError: The rows cannot be written. Look.")
+    (first, second) = shown_runs(config)
+    with FsStore(config.work / FOLDER) as store:
+        entries = store.read_all(first.position.session, first.position.segment)
+    assert entries[restarted["seq"] - 1].fields["event"] == "sink_restarts"
+    assert not any("trace" in entry.fields for entry in entries)
+    assert [trace["seq"] for trace in shown("--trace")] == [second.position.seq + 1, second.position.seq + 3]
+
+    page = runner.invoke(app, ["runs", "1", "--trace"]).stdout
+    assert "delta: sink_restarts" in page
+    assert ", in raised" in page
+    assert "first row" not in page
+    refused = runner.invoke(app, ["runs", "--trace", "--follow"])
+    assert isinstance(refused.exception, InputError)
+
+
+def test_a_run_without_errors_has_no_traces(config: PipelineConfig) -> None:
+    write_completed(config)
+    assert shown("--trace") == []
+    assert "no tracebacks" in runner.invoke(app, ["runs", "--trace"]).stdout
+
+
+@pytest.mark.timeout(120)
+def test_the_capture_hands_its_traceback_over(config: PipelineConfig) -> None:
+    """A real process, whose store another one writes."""
+    journal, noted = RunJournal(config.work, config.name), threading.Event()
+
+    def note(kind: str, fields: Mapping[str, Any]) -> None:
+        journal.note(kind, fields)
+        noted.set()
+
+    settings = partial(capture_settings, config, ("public.orders",), CapturedTables(config.store))
+    keeper = CaptureKeeper(settings, log=config.logs / "capture.log", note=note)
+    with open_writer(config.store):
+        while not noted.wait(0.05):
+            keeper.step()
+    keeper.stop()
+    journal.end(None)
+    (trace,) = shown("--trace")
+    assert (trace["part"], trace["event"], trace["error"]) == ("capture", "capture_restarts", "StoreOwned")
+    assert "capture_child.py" in trace["trace"]
+    assert ", in open_writer" in trace["trace"]
 
 
 def test_prune_leaves_the_session_of_a_run_alone_until_it_ends(config: PipelineConfig) -> None:

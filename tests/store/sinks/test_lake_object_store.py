@@ -14,10 +14,10 @@ import pytest
 from tests.servers.losing_proxy import losing_proxy
 from tests.servers.s3 import s3_server
 
+from headwater.databases.secret_files import SecretUnreadable
 from headwater.sinks import iceberg_snapshot, storage
 from headwater.sinks.errors import SinkLoginRefused, SinkUnreachable, StagedLost
 from headwater.sinks.sink import Committed, Mode
-from headwater.sources.secret_files import SecretUnreadable
 from headwater.spark.failure import Failure, Remedy
 
 from .file_sinks import DELETE, INSERT, ORDERS, UPDATE, Feed, order

@@ -13,7 +13,7 @@ from tests.servers.s3 import aws_options
 from tests.servers.silent import silent_server
 
 from headwater.backfill.snapshot.consume_upstream.errors import UpstreamUnreadable
-from headwater.backfill.snapshot.consume_upstream.open import open_upstream
+from headwater.backfill.snapshot.consume_upstream.upstream_table import open_upstream
 from headwater.errors import HeadwaterError
 from headwater.sinks import iceberg_client, kafka_channel, storage, webhook
 from headwater.sinks.delta import DeltaSink

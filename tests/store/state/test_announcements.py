@@ -11,7 +11,7 @@ import pytest
 
 from headwater.state import StateStore, WriteBatch, announcements, open_reader, open_writer
 from headwater.state.announcements import Announcer
-from headwater.state.epochs import wait_until
+from headwater.state.handle import wait_until
 from headwater.stream import Epoch
 
 FIRST, SECOND = Epoch.from_ms(1), Epoch.from_ms(2)

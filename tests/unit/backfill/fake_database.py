@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from headwater.sources import snapshots
 from headwater.sources.offset import CdcOffset
+from headwater.sources.snapshots import SnapshotMark
 from headwater.sources.splits import Cut, KeyRange, Split, SplitKind, SplitPlan
 from headwater.sources.table import SourceColumn, SourceTable
 from headwater.stream import Op
@@ -59,8 +60,10 @@ def xids_of(positions: pa.FixedSizeBinaryArray) -> NDArray[np.uint32]:
 
 
 @dataclass(frozen=True, slots=True)
-class FakeMark:
+class FakeMark(SnapshotMark):
     """Transactions below *xmax* that are not in *xip*."""
+
+    kind: ClassVar[str] = "Fake"
 
     xmax: int
     xip: tuple[int, ...]
@@ -82,11 +85,11 @@ class FakeMark:
     def has(self, xid: int) -> bool:
         return xid < self.xmax and xid not in self.xip
 
-    def unseen(self, positions: pa.FixedSizeBinaryArray) -> NDArray[np.bool_]:
-        return ~self.contains(positions)
+    def to_fields(self) -> dict[str, Any]:
+        return {"xmax": self.xmax, "xip": list(self.xip), "lsn": self.lsn}
 
     def to_json(self) -> str:
-        return json.dumps({"Fake": {"xmax": self.xmax, "xip": list(self.xip), "lsn": self.lsn}})
+        return json.dumps({self.kind: self.to_fields()})
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> FakeMark:

@@ -7,12 +7,14 @@ from tests.unit.backfill.fake_database import FakeDatabase, Key, filled, is_in, 
 from tests.unit.backfill.harness import Stored, barrier
 
 from headwater.backfill.cdc.errors import InvalidBackfillOption, PlanOutOfOrder
-from headwater.backfill.cdc.executor import BackfillExecutor, BackfillOptions, HandedOut, Phase, Renewal
+from headwater.backfill.cdc.executor import BackfillExecutor, BackfillOptions, HandedOut
+from headwater.backfill.cdc.state import Renewal
+from headwater.backfill.progress import Phase
 from headwater.backfill.rate_limit import NO_LIMIT
 from headwater.backfill.units import DROP_ALL, ChangeFilter, Rule, Run, covered
 from headwater.sources.splits import Cut, KeyRange, SplitKind
 from headwater.state import WriteBatch
-from headwater.stream import BarrierKind, Epoch, Pause, Resume, Stop, Throttle
+from headwater.stream import BarrierKind, Epoch, Pause, Resume, Throttle
 
 SINGLE = BackfillOptions(version=1, split_rows=2)
 PARALLEL = BackfillOptions(split_rows=2)
@@ -252,7 +254,7 @@ def test_what_needed_no_reading_keeps_the_snapshot_that_it_was_planned_in() -> N
 
 
 @BOTH
-def test_m27_pause_throttle_and_stop_work_in_every_phase_and_the_first_two_survive(options: BackfillOptions) -> None:
+def test_m27_pause_and_throttle_work_in_every_phase_and_survive(options: BackfillOptions) -> None:
     database, stored = filled([1, 2, 3, 4]), Stored()
     executor = stored.open(database.table, options)
     for kind in BarrierKind:
@@ -263,8 +265,7 @@ def test_m27_pause_throttle_and_stop_work_in_every_phase_and_the_first_two_survi
         assert executor.wants(0.0) == NO_LIMIT
     executor.on_barrier(barrier(Throttle(7, "public.others")))
     assert executor.wants(0.0) == NO_LIMIT
-    for ignored in (None, Stop(("public.others",))):
-        executor.on_barrier(barrier(ignored))
+    executor.on_barrier(barrier(None))
     executor.hand_out(1, database.export(), 2)
     executor.on_barrier(barrier(Throttle(1, "public.orders")))
     executor.on_barrier(barrier(Pause()))
@@ -275,10 +276,8 @@ def test_m27_pause_throttle_and_stop_work_in_every_phase_and_the_first_two_survi
     executor.on_barrier(barrier(Throttle(0)))
     assert executor.progress().waiting == "limited to 0 rows per second"
     executor.on_barrier(barrier(Throttle(None)))
-    executor.on_barrier(barrier(Stop()))
-    assert (executor.wants(0.0), executor.progress().waiting) == (0, "stopped")
     executor = stored.again(executor)
-    assert executor.wants(0.0) == NO_LIMIT, "another run is not stopped"
+    assert executor.wants(0.0) == NO_LIMIT
     executor.hand_out(2, database.export(), 9)
     executor.on_barrier(barrier(Pause()))
     executor.settle(database.place(database.seal()))

@@ -10,7 +10,8 @@ from itertools import pairwise
 from tests.unit.backfill.fake_database import FakeMark, FakeOffset, table_of
 from tests.unit.backfill.harness import Stored
 
-from headwater.backfill.cdc.executor import BackfillOptions, Phase
+from headwater.backfill.cdc.executor import BackfillOptions
+from headwater.backfill.progress import Phase
 from headwater.backfill.units import covered
 from headwater.sources.splits import Cut, KeyRange, Split, SplitKind, SplitPlan
 from headwater.sources.table import SourceTable

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from headwater.backfill.cdc.rewind import Rewind
 from headwater.backfill.errors import OldRowsMissing
 from headwater.sources.mysql.gtid import MariaDbGtids
-from headwater.sources.mysql.mark import MySqlMark
-from headwater.sources.mysql.offset import POSITION_TYPE, MySqlOffset, positions_of
+from headwater.sources.mysql.offset import POSITION_TYPE, MySqlMark, MySqlOffset, positions_of
 from headwater.sources.snapshots import mark_from_json
 from headwater.sources.splits import Cut, KeyRange
 from headwater.sources.table import SourceColumn, SourceTable

@@ -11,8 +11,9 @@ from tests.fixtures.backfill.make import QUEUED, database, summary
 from tests.unit.backfill.harness import Stored, barrier
 
 from headwater.backfill.cdc.errors import BackfillStateCorrupt
-from headwater.backfill.cdc.executor import BackfillExecutor, BackfillOptions, Phase
+from headwater.backfill.cdc.executor import BackfillExecutor, BackfillOptions
 from headwater.backfill.cdc.state import BackfillTables, CdcBackfillState, ParallelState, SingleState
+from headwater.backfill.progress import Phase
 from headwater.state import Catalog, WriteBatch
 from headwater.stream import Epoch, Resume, Throttle
 

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.backfill.tasks import packed, tasks_of
+from headwater.backfill.cdc.executor import HandedOut
+from headwater.backfill.tasks import groups, packed, tasks_of
+from headwater.sources.splits import KeyRange
 
 MIB = 1 << 20
 COSTS = st.lists(st.floats(0.05, 30), max_size=60)
@@ -66,3 +68,37 @@ def test_no_task_waits_for_one_that_could_be_smaller(costs: list[float], slots: 
     if loads:
         assert loads[0] <= sum(costs) / len(loads) + max(costs) + 1e-9
         assert loads[0] - loads[-1] <= max(costs) + 1e-9
+
+
+def _parts(rows: list[int]) -> list[HandedOut]:
+    return [HandedOut(KeyRange(), count) for count in rows]
+
+
+def _sizes(rows: list[int], parallelism: int) -> list[int]:
+    return [sum(part.rows for part in group) for group in groups(_parts(rows), parallelism)]
+
+
+def test_two_splits_are_read_side_by_side() -> None:
+    assert _sizes([100, 100], 2) == [100, 100]
+
+
+def test_the_groups_become_smaller_towards_the_end() -> None:
+    sizes = _sizes([10] * 140, 2)
+    assert sizes == [400, 400, 200, 200, 100, 100]
+
+
+def test_one_task_at_a_time_reads_three_groups() -> None:
+    assert _sizes([10] * 7, 1) == [40, 20, 10]
+
+
+def test_a_giant_split_is_in_one_group_and_what_follows_in_another() -> None:
+    assert _sizes([1, 1000, 1, 1], 2) == [1001, 2]
+
+
+@given(st.lists(st.integers(0, 1000), max_size=60), st.integers(1, 8))
+def test_every_part_is_in_one_group_in_its_place(rows: list[int], parallelism: int) -> None:
+    parts = _parts(rows)
+    made = groups(parts, parallelism)
+    assert [part for group in made for part in group] == parts
+    assert all(made)
+    assert len(made) <= 3 * parallelism

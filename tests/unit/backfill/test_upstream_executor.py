@@ -23,7 +23,6 @@ from headwater.stream import (
     Mutation,
     Pause,
     Resume,
-    Stop,
     Throttle,
     VnodeBitmap,
 )
@@ -49,9 +48,8 @@ class Run:
     def own(self, owners: dict[str, VnodeBitmap]) -> None:
         with self.store.snapshot() as view:
             for owner, vnodes in owners.items():
-                self.executors[owner] = UpstreamTableExecutor.load(
-                    self.upstream, self.states, view, self.snapshot_epoch, vnodes, self.options, owner=owner
-                )
+                state = BackfillState.load(self.states, view, self.upstream.name, vnodes)
+                self.executors[owner] = UpstreamTableExecutor(self.upstream, state, self.snapshot_epoch, self.options)
 
     @property
     def one(self) -> UpstreamTableExecutor:
@@ -178,14 +176,6 @@ def test_a_throttle_of_another_table_is_not_meant(upstream: MemoryUpstream, stor
     run = Run(upstream, store)
     run.barrier(Throttle(0, "public.others"), BarrierKind.INITIAL)
     assert run.barrier() != []
-
-
-def test_a_stop_ends_those_it_names(upstream: MemoryUpstream, store: StateStore) -> None:
-    run = Run(upstream, store)
-    run.barrier(Stop(("b",)), BarrierKind.INITIAL)
-    run.barrier(Stop(("a",)))
-    upstream.commit({1: 100})
-    assert run.barrier() == []
 
 
 def test_s9_m10_a_retention_miss_stops_and_a_new_snapshot_goes_on(upstream: MemoryUpstream, store: StateStore) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from headwater.capture.steady_clock import SteadyClock
+from headwater.capture.capture import SteadyClock
 from headwater.stream import EpochClock
 
 START = 1_800_000_000_000

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.log_store.barrier_record import BarrierRecord
 from headwater.log_store.errors import LogCorrupt, UnknownVersion
+from headwater.log_store.serde import BarrierRecord
 from headwater.stream import VnodeBitmap
 
 HALVES = VnodeBitmap.full(256).split(2)

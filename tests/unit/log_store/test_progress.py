@@ -17,8 +17,7 @@ def test_progress_goes_from_none_over_vnodes_to_aligned_and_back() -> None:
     progress = LogStoreVnodeProgress(8)
     assert progress.kind == "none"
     assert progress.minimum(ALL) is None
-    progress.apply_per_vnode(E1, {0: 5, 3: 7})
-    progress.apply_per_vnode(E1, {0: 9})
+    progress = LogStoreVnodeProgress(8, {0: StoragePlace(E1, 9), 3: StoragePlace(E1, 7)})
     assert progress.kind == "per_vnode"
     assert dict(progress.places()) == {0: StoragePlace(E1, 9), 3: StoragePlace(E1, 7)}
     assert progress.minimum(VnodeBitmap.of([0, 3], 8)) == StoragePlace(E1, 7)
@@ -26,26 +25,25 @@ def test_progress_goes_from_none_over_vnodes_to_aligned_and_back() -> None:
     progress.apply_aligned(ALL, E1)
     assert progress.kind == "aligned"
     assert progress.minimum(EVEN) == StoragePlace(E1)
-    progress.apply_per_vnode(E2, {4: 0})
+    progress.apply_ended(VnodeBitmap.of([4], 8), E2)
     assert progress.kind == "per_vnode"
-    assert progress.place_of(4) == StoragePlace(E2, 0)
+    assert progress.place_of(4) == StoragePlace(E2)
     assert progress.place_of(5) == StoragePlace(E1)
     assert progress.minimum(ALL) == StoragePlace(E1)
 
 
-@pytest.mark.parametrize(
-    ("epoch", "seqs"), [(E1, {0: 4}), (E2, {0: 0}), (Epoch(65536 * 3), {1: 1, 0: 1})], ids=["back", "leaves", "skips"]
-)
-def test_a_vnode_never_goes_back_and_leaves_an_epoch_only_at_its_end(epoch: Epoch, seqs: dict[int, int]) -> None:
-    progress = LogStoreVnodeProgress(8)
-    progress.apply_per_vnode(E1, {0: 5})
+@pytest.mark.parametrize(("epoch", "seq"), [(E1, 4), (E2, 0), (Epoch(65536 * 3), 1)], ids=["back", "leaves", "skips"])
+def test_a_vnode_never_goes_back_and_leaves_an_epoch_only_at_its_end(epoch: Epoch, seq: int) -> None:
+    progress = LogStoreVnodeProgress(8, {0: StoragePlace(E1, 5)})
     before = dict(progress.places())
     with pytest.raises(ProgressConflict, match="Vnode 0"):
-        progress.apply_per_vnode(epoch, seqs)
+        progress.apply_aligned(ALL, epoch, seq)
     assert dict(progress.places()) == before
-    progress.apply_per_vnode(E1, {0: 5})  # the same place again: two chunks without rows for the vnode
+    progress.apply_aligned(ALL, E1, 5)  # the same place again: two chunks without rows for the vnode
     progress.apply_aligned(ALL, E1)
-    progress.apply_per_vnode(E2, {0: 0})
+    progress.apply_ended(VnodeBitmap.of([0], 8), E2)
+    with pytest.raises(ProgressConflict, match="Vnode 0"):
+        progress.apply_ended(VnodeBitmap.of([0, 1], 8), E1)
     with pytest.raises(ProgressConflict):
         progress.apply_aligned(ALL, E1)
 

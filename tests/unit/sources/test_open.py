@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from headwater.sources.errors import DriverMissing, InvalidDsn, SourceMisconfigured
-from headwater.sources.open import Family, family_of, full_name, open_source, postgres_driver
+from headwater.sources.open import Family, driver, family_of, full_name, open_source
 
 DSN = "postgresql://cdc:secret@db.example/shop"
 MYSQL = "mysql://cdc:secret@db.example/shop"
@@ -74,10 +74,10 @@ def test_collections_are_named_as_mongodb_names_them_and_only_they_may_have_decl
 
 
 def test_a_driver_without_its_library_is_a_missing_driver() -> None:
-    with pytest.raises(DriverMissing, match="headwater\\[postgres\\]"), postgres_driver():
+    with pytest.raises(DriverMissing, match="headwater\\[postgres\\]"), driver(Family.POSTGRES):
         raise ImportError("no pq wrapper available.\nAttempts made: …")
 
 
 def test_other_imports_that_fail_are_left_alone() -> None:
-    with pytest.raises(ImportError, match="numpy"), postgres_driver():
+    with pytest.raises(ImportError, match="numpy"), driver(Family.POSTGRES):
         raise ImportError("numpy is broken", name="numpy")

@@ -67,7 +67,9 @@ def test_rows_come_back_by_key_and_in_key_order(store: StateStore) -> None:
         assert [key for key, _ in table.scan(view, 3, reverse=True)] == [("b", 2), ("b", -5), ("a", 9)]
         assert [key for key, _ in table.scan(view, 3, ("a", 9), ("b", 2))] == [("a", 9), ("b", -5)]
         assert [key for key, _ in table.scan_prefix(view, 3, ("b",))] == [("b", -5), ("b", 2)]
-        assert list(table.scan_all(view)) == [(v, (t, n), rows[v, t, n]) for v, t, n in sorted(rows)]
+        assert [list(table.scan(view, vnode)) for vnode in (3, 4)] == [
+            [((t, n), rows[v, t, n]) for v, t, n in sorted(rows) if v == vnode] for vnode in (3, 4)
+        ]
 
 
 def test_rows_are_deleted_one_by_one_and_by_range(store: StateStore) -> None:
@@ -83,7 +85,8 @@ def test_rows_are_deleted_one_by_one_and_by_range(store: StateStore) -> None:
     table.delete_range(batch, 0)
     commit(store, batch)
     with store.snapshot() as view:
-        assert list(table.scan_all(view)) == [(1, ("a", 0), (True, 0))]
+        assert list(table.scan(view, 0)) == []
+        assert list(table.scan(view, 1)) == [(("a", 0), (True, 0))]
 
 
 def test_tables_of_one_store_do_not_see_each_other(store: StateStore) -> None:
@@ -91,11 +94,11 @@ def test_tables_of_one_store_do_not_see_each_other(store: StateStore) -> None:
     second = created(store, TableSchema("other", 1, SPLITS.key, SPLITS.value))
     fill(store, first, {(0, "a", 1): (True, 1)})
     with store.snapshot() as view:
-        assert list(second.scan_all(view)) == []
+        assert list(second.scan(view, 0)) == []
         catalog = Catalog.load(view)
         assert catalog.names() == ["other", "splits"]
         assert catalog.schema("splits") == SPLITS
-        assert list(catalog.open(SPLITS).scan_all(view)) == [(0, ("a", 1), (True, 1))]
+        assert list(catalog.open(SPLITS).scan(view, 0)) == [(("a", 1), (True, 1))]
 
 
 def test_a_table_exists_only_once_its_batch_is_sealed(store: StateStore) -> None:
@@ -117,8 +120,8 @@ def test_rows_never_come_without_the_catalog_row_that_names_them(store: StateSto
     other = created(store, TableSchema("other", 1, SPLITS.key, SPLITS.value))
     with store.snapshot() as view:
         assert Catalog.load(view).names() == ["other", "splits"]
-        assert list(other.scan_all(view)) == []
-        assert list(Catalog.load(view).open(SPLITS).scan_all(view)) == [(0, ("a", 1), (True, 1))]
+        assert list(other.scan(view, 0)) == []
+        assert list(Catalog.load(view).open(SPLITS).scan(view, 0)) == [(("a", 1), (True, 1))]
 
 
 def test_tables_read_from_a_mapped_snapshot(tmp_path: Path) -> None:

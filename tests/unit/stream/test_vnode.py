@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
-from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
@@ -21,9 +20,7 @@ from headwater.stream import (
     KeyTypeError,
     VnodeCountError,
     hash_keys,
-    vnode_of,
     vnodes_of,
-    vnodes_of_hashes,
 )
 from headwater.stream.hash import BLOCK, ByteWords
 
@@ -40,10 +37,7 @@ def test_golden_vectors_never_change(vector: dict[str, Any]) -> None:
     assert reference.hashes_of(rows, names) == [expected]
     for count, vnode in vector["vnodes"].items():
         assert vnodes_of(rows, names, int(count)).to_pylist() == [vnode]
-        assert vnodes_of_hashes(np.array([expected], dtype=np.uint64), int(count)).tolist() == [vnode]
-        values = [column[0].as_py() for column in rows.columns]
-        if not any(pa.types.is_timestamp(column.type) or pa.types.is_time(column.type) for column in rows.columns):
-            assert vnode_of(values, rows.schema, int(count)) == vnode
+        assert reference.vnode_of_hash(expected, int(count)) == vnode
 
 
 def test_the_vectors_of_the_document_are_golden() -> None:
@@ -89,7 +83,9 @@ def test_keys_over_several_blocks_with_nulls_hash_as_the_reference() -> None:
     for key in (["n"], ["text"], ["wide"], ["text", "wide", "n"]):
         hashes = hash_keys(rows, key)
         assert hashes[sample].tolist() == reference.hashes_of(rows.take(pa.array(sample)), key)
-        assert vnodes_of(rows, key).to_pylist() == vnodes_of_hashes(hashes).tolist()
+        assert vnodes_of(rows, key).to_pylist() == [
+            reference.vnode_of_hash(key_hash, 256) for key_hash in hashes.tolist()
+        ]
 
 
 def test_a_long_value_is_hashed_by_pieces() -> None:
@@ -188,20 +184,3 @@ def test_a_table_without_a_key_has_one_vnode_only() -> None:
     assert vnodes_of(rows, [], 1).to_pylist() == [0, 0, 0]
     with pytest.raises(KeyColumnError, match="no key column"):
         vnodes_of(rows, [])
-
-
-def test_one_key_gives_the_vnode_of_its_row() -> None:
-    key = UUID("0188d1f1-c0de-7000-8000-00c0ffee0001")
-    rows = pa.record_batch({"id": pa.array([7], pa.int16()), "u": pa.array([key.bytes], pa.uuid())})
-    expected = vnodes_of(rows, ["id", "u"], 999)[0].as_py()
-    assert vnode_of([7, key], [pa.int64(), pa.uuid()], 999) == expected
-    assert vnode_of([7, key.bytes], rows.schema, 999) == expected
-
-
-def test_a_scalar_that_does_not_fit_is_refused_without_its_value() -> None:
-    with pytest.raises(KeyColumnError) as caught:
-        vnode_of(["secret"], pa.schema({"id": pa.int64()}))
-    assert "secret" not in str(caught.value)
-    assert "'id'" in str(caught.value)
-    with pytest.raises(KeyColumnError, match="2 values for 1"):
-        vnode_of([1, 2], [pa.int64()])

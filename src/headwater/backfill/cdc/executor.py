@@ -31,9 +31,7 @@ from headwater.sources.offset import CdcOffset
 from headwater.sources.snapshots import ExportedSnapshot, SnapshotMark
 from headwater.sources.splits import Cut, KeyRange, SplitKind
 from headwater.sources.table import SourceTable
-from headwater.stream import ALL_TARGETS, Barrier, Pause, Resume, Stop, Throttle
-
-__all__ = ["BackfillExecutor", "BackfillOptions", "HandedOut", "Phase", "Renewal"]
+from headwater.stream import ALL_TARGETS, Barrier, Pause, Resume, Throttle
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +83,6 @@ class BackfillExecutor(ABC):
         self.external = external
         self.options = options
         self.state = state
-        self._stopped = False
         self._now = 0.0
         self._recent = RecentRate()
         record = state.record
@@ -146,8 +143,6 @@ class BackfillExecutor(ABC):
                 self._rate.change(rate, self._now)
                 self.state.record.throttled, self.state.record.limit = True, rate
                 self.state.change()
-            case Stop() as stop if stop.stops(self.table.full_name):
-                self._stopped = True
 
     def _set_paused(self, paused: bool) -> None:
         if self.state.record.paused != paused:
@@ -155,10 +150,10 @@ class BackfillExecutor(ABC):
             self.state.change()
 
     def wants(self, now: float) -> int:
-        """Rows that may be handed out now: 0 when paused, stopped, throttled or when there is nothing left."""
+        """Rows that may be handed out now: 0 when paused, throttled or when there is nothing left."""
         self._now = max(self._now, now)
         self._recent.note(self.state.record.rows, self._now)
-        if self.state.record.paused or self._stopped or self.phase not in (Phase.WAITING, Phase.READING):
+        if self.state.record.paused or self.phase not in (Phase.WAITING, Phase.READING):
             return 0
         return self._rate.allowed(self._now)
 
@@ -358,8 +353,6 @@ class BackfillExecutor(ABC):
             return ""
         if phase is Phase.SETTLING:
             return "the log has not passed the last snapshot"
-        if self._stopped:
-            return "stopped"
         if self.state.record.paused:
             return "paused"
         return "limited to 0 rows per second" if self._rate.rows_per_second == 0 else ""

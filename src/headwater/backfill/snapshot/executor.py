@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from headwater.backfill.progress import Phase, RecentRate, TableProgress, seconds_left
 from headwater.backfill.rate_limit import RateLimit
 from headwater.backfill.snapshot.errors import BarrierOutOfOrder, InvalidSnapshotOption, ProgressWentBack
-from headwater.backfill.snapshot.parts import Layout, VnodeFilter, VnodePart, hand_out, joined, take_back
+from headwater.backfill.snapshot.parts import Layout, VnodeFilter, VnodePart, hand_out, joined, take_back, unfinished
 from headwater.backfill.snapshot.record import SnapshotPhase, SnapshotPlan, SnapshotRecord, SnapshotTables
 from headwater.backfill.snapshot.state import BackfillState
 from headwater.state import Snapshot, WriteBatch
@@ -34,7 +34,6 @@ from headwater.stream import (
     BarrierKind,
     Pause,
     Resume,
-    Stop,
     Throttle,
     VnodeBitmap,
 )
@@ -97,7 +96,6 @@ class SnapshotBackfillExecutor:
         self.state = BackfillState.load(tables.vnodes, view, table, VnodeBitmap.full(vnode_count))
         self._layout: Layout | None = None
         self._last: Barrier | None = None
-        self._stopped = False
         self._lag: int | None = None
         self._now = 0.0
         self._recent = RecentRate()
@@ -127,10 +125,6 @@ class SnapshotBackfillExecutor:
     @property
     def is_paused(self) -> bool:
         return self._record.paused
-
-    @property
-    def is_stopped(self) -> bool:
-        return self._stopped
 
     @property
     def is_exhausted(self) -> bool:
@@ -172,8 +166,6 @@ class SnapshotBackfillExecutor:
                 self._rate.change(rate, self._now)
                 self._record.throttled, self._record.limit = True, rate
                 self._dirty = True
-            case Stop() as stop if stop.stops(self.table):
-                self._stopped = True
 
     # -- snapshot --------------------------------------------------------------------------------------------------
 
@@ -183,10 +175,10 @@ class SnapshotBackfillExecutor:
         return self._layout
 
     def wants(self, now: float) -> int:
-        """Rows of the snapshot that may be handed out now; 0: paused, throttled, stopped, or nothing is left."""
+        """Rows of the snapshot that may be handed out now; 0: paused, throttled, or nothing is left."""
         self._now = max(self._now, now)
         self._recent.note(self._record.rows, self._now)
-        if not self.is_reading or self.is_exhausted or self._record.paused or self._stopped:
+        if not self.is_reading or self.is_exhausted or self._record.paused:
             return 0
         return self._rate.allowed(self._now)
 
@@ -210,7 +202,7 @@ class SnapshotBackfillExecutor:
         record.total_size = layout.size
         record.phase, record.epoch = SnapshotPhase.SNAPSHOT, epoch
         record.position, record.commit_time_us = position.hex(), commit_time_us
-        parts = hand_out(self.state, layout, epoch, budget)
+        parts = hand_out(self.state, unfinished(self.state), layout, epoch, budget)
         record.pending[plan] = SnapshotPlan(epoch, parts)
         self._rate.take(sum(part.rows for part in parts), self._now)
         # rows never decrease: those of a plan that was rolled back are counted once
@@ -335,8 +327,6 @@ class SnapshotBackfillExecutor:
         if not self.is_reading:
             behind = self._record.phase is SnapshotPhase.CHANGE_LOG and self._lag is not None
             return f"{self._lag} epochs of the log after the snapshot are left" if behind else ""
-        if self._stopped:
-            return "stopped"
         if self._record.paused:
             return "paused"
         return "limited to 0 rows per second" if self._rate.rows_per_second == 0 else ""

@@ -7,7 +7,7 @@ whose vnodes are small at a vnode.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -111,13 +111,20 @@ class Layout:
         yield None, rows
 
 
-def hand_out(state: BackfillState, layout: Layout, epoch: int, budget: int) -> list[VnodePart]:
-    """Parts of about *budget* rows at most, one at least, of what *state* has not read; it is moved past them."""
+def unfinished(state: BackfillState) -> dict[int, VnodeProgress | None]:
+    """The vnodes that have not finished what they are reading, and where they stand."""
+    return {vnode: row for vnode, row in state.items() if row is None or not row.is_finished}
+
+
+def hand_out(
+    state: BackfillState, vnodes: Mapping[int, VnodeProgress | None], layout: Layout, epoch: int, budget: int
+) -> list[VnodePart]:
+    """Parts of about *budget* rows at most, one at least, of *vnodes* from where they stand; *state* is moved past
+    them, and at *epoch* then.
+    """
     made: list[VnodePart] = []
     left = budget
-    for vnode, before in list(state.items()):
-        if before is not None and before.is_finished:
-            continue
+    for vnode, before in vnodes.items():
         start, counted = (None, 0) if before is None else (before.position, before.row_count)
         pieces = taken = 0
         stop: bytes | None = None

@@ -122,10 +122,6 @@ class BackfillState:
     def is_changed(self) -> bool:
         return self._rows != self._stored
 
-    def least_epoch(self) -> int:
-        """The epoch that every vnode has begun; 0 where one has read nothing."""
-        return min((0 if row is None else row.epoch for _, row in self.items()), default=0)
-
     @property
     def is_finished(self) -> bool:
         """Whether every vnode has finished what it was reading."""

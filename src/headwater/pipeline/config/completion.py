@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from headwater.backfill.errors import InvalidQuery
-from headwater.backfill.since import parse_since
+from headwater.backfill.since import epoch_since
+from headwater.databases.secret_files import SecretUnreadable, current, in_file, option_in_file, path_of
 from headwater.derive.errors import InvalidDerivation
 from headwater.pipeline.config.parts import KEPT_KIND, DeriveSection, SinkSection
 from headwater.pipeline.config.pipeline_config import PipelineConfig
@@ -17,7 +18,6 @@ from headwater.sinks.errors import SinkInputError
 from headwater.sinks.open import KINDS, SinkOptionError, option_names, secret_options
 from headwater.sources.dsn import DsnUnreadable, current_dsn
 from headwater.sources.open import home_of
-from headwater.sources.secret_files import SecretUnreadable, current, in_file, option_in_file, path_of
 
 _PLACES: Final = frozenset({"path", "warehouse"})
 """Options of sinks that are paths, relative to the file."""
@@ -146,7 +146,7 @@ def _check_beginning(sink: SinkSection, path: KeyPath, told: Teller) -> None:
             raise told.error((*path, key), "has no meaning for tables that we keep", "Leave it out.")
     if sink.since_text is not None:
         try:
-            parse_since(sink.since_text)
+            epoch_since(sink.since_text)
         except InvalidQuery as error:
             raise told.error((*path, "since"), f"is wrong. {error.message.rstrip('.')}", error.next_step) from None
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstr
 
 from headwater.backfill.query import QueryOptions
 from headwater.capture import CaptureOptions
-from headwater.sources.timeouts import TIMEOUT_SECONDS
+from headwater.databases.timeouts import TIMEOUT_SECONDS
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
 SpecialValue = Literal["stop", "null", "text", "park"]

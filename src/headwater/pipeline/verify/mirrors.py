@@ -20,10 +20,11 @@ from headwater.pipeline.verify.check import Mirror
 from headwater.sinks.change_rows import CHANGE_TYPE, COMMIT_VERSION
 from headwater.sinks.fold import DELETED, fold
 from headwater.sinks.sink import Mode, Sink
-from headwater.sinks.types import cast, conform, sink_schema
+from headwater.sinks.types import conform, sink_schema
 from headwater.sinks.versions import IS_CURRENT
 from headwater.sources.table import UNAVAILABLE_COLUMN, SourceTable
 from headwater.stream.op import ops_of
+from headwater.versioned.fitting import cast
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from headwater.sources.citus.offset import node_rows
 from headwater.sources.events import Changes
+from headwater.sources.offset import position_rows
+from headwater.sources.postgres.offset import POSITION_DTYPE
 from headwater.sources.table import COMMIT_TIMESTAMP_COLUMN, POSITION_COLUMN
 
 
@@ -80,7 +81,9 @@ def commits_of(told: Sequence[Changes], latest: int = 0) -> Commits:
 
 def node_commits(told: Changes) -> NDArray[np.uint64]:
     """Of each row, the place of its commit in the log of its node."""
-    found: NDArray[np.uint64] = node_rows(told.rows.column(POSITION_COLUMN))["commit_lsn"].astype(np.uint64)
+    found: NDArray[np.uint64] = position_rows(told.rows.column(POSITION_COLUMN), POSITION_DTYPE)["commit_lsn"].astype(
+        np.uint64
+    )
     return found
 
 

@@ -22,10 +22,13 @@ from numpy.typing import NDArray
 
 from headwater.sources.citus.shard_numbers import numbers_of, ranges_of
 from headwater.sources.errors import ForeignOffset, InvalidOffset
-from headwater.sources.offset import CdcOffset
+from headwater.sources.offset import CdcOffset, position_rows
+from headwater.sources.postgres.mark import PostgresMark
 from headwater.sources.postgres.offset import POSITION_DTYPE as OF_NODE
 from headwater.sources.postgres.offset import PostgresOffset
+from headwater.sources.postgres.offset import positions_of as postgres_positions
 from headwater.sources.postgres.slot import ServerIdentity
+from headwater.sources.snapshots import SnapshotMark
 
 POSITION_TYPE: Final = pa.binary(32)
 """``_position``: number of the commit (8 bytes), group of the node (4), number in the transaction (4), commit LSN (8),
@@ -193,7 +196,7 @@ def _same_kind(other: object) -> CitusOffset:
 
 def positions_of(of_node: pa.FixedSizeBinaryArray, group: int, numbers: NDArray[np.uint64]) -> pa.FixedSizeBinaryArray:
     """The ``_position`` column of changes whose positions in the log of node *group* are *of_node*."""
-    rows = node_rows(of_node)
+    rows = position_rows(of_node, OF_NODE)
     made = np.zeros(len(rows), POSITION_DTYPE)
     made["number"], made["group"] = numbers, group
     for name in ("seq", "commit_lsn", "xid"):
@@ -201,17 +204,71 @@ def positions_of(of_node: pa.FixedSizeBinaryArray, group: int, numbers: NDArray[
     return pa.Array.from_buffers(POSITION_TYPE, len(made), [None, pa.py_buffer(made)])
 
 
-def node_rows(of_node: pa.FixedSizeBinaryArray) -> NDArray[np.void]:
-    """Positions in the log of a node, by field."""
-    data = of_node.buffers()[1]
-    if data is None or not len(of_node):
-        return np.zeros(0, OF_NODE)
-    return np.frombuffer(data, OF_NODE, len(of_node), of_node.offset * OF_NODE.itemsize)
+@dataclass(frozen=True, slots=True)
+class CitusMark(SnapshotMark):
+    """What one snapshot of a cluster contains: of each node, what the snapshot of that node does.
 
+    A change names its node by its ``_position``. Groups are numbered as nodes join: one that the mark does not know,
+    and that was given before the snapshot, was removed before it, and the snapshot has all its changes; a later one
+    joined after it.
 
-def merged_rows(positions: pa.FixedSizeBinaryArray) -> NDArray[np.void]:
-    """Positions in the merged log, by field."""
-    data = positions.buffers()[1]
-    if data is None or not len(positions):
-        return np.zeros(0, POSITION_DTYPE)
-    return np.frombuffer(data, POSITION_DTYPE, len(positions), positions.offset * POSITION_DTYPE.itemsize)
+    :ivar nodes: pairs of a group and its mark, ascending.
+    :ivar inactive: groups that the cluster had and did not use: nothing of theirs is in the snapshot.
+    :ivar taken_us: when it was taken, microseconds since 1970.
+    :ivar last_group: the last that the cluster had given to a node by then, be it removed since.
+    """
+
+    kind: ClassVar[str] = "Citus"
+
+    nodes: tuple[tuple[int, PostgresMark], ...]
+    inactive: tuple[int, ...] = ()
+    taken_us: int = 0
+    last_group: int = 0
+
+    @property
+    def low(self) -> CitusOffset:
+        return self._place({group: mark.low for group, mark in self.nodes})
+
+    @property
+    def high(self) -> CitusOffset:
+        return self._place({group: mark.high for group, mark in self.nodes})
+
+    def _place(self, places: Mapping[int, PostgresOffset]) -> CitusOffset:
+        return CitusOffset({group: NodePlace(place) for group, place in places.items()}, (), self.taken_us)
+
+    def contains(self, positions: pa.FixedSizeBinaryArray) -> NDArray[np.bool_]:
+        rows = position_rows(positions, POSITION_DTYPE)
+        groups = rows["group"].astype(np.int64)
+        newest = max((group for group, _ in self.nodes), default=-1)
+        contained: NDArray[np.bool_] = (groups <= max(newest, self.last_group)) & ~np.isin(groups, self.inactive)
+        for group, mark in self.nodes:
+            chosen = np.flatnonzero(groups == group)
+            if not chosen.size:
+                continue
+            of_node = postgres_positions(*(rows[name][chosen] for name in ("commit_lsn", "seq", "xid")))
+            contained[chosen] = mark.contains(of_node)
+        return contained
+
+    def unseen(self, positions: pa.FixedSizeBinaryArray) -> NDArray[np.bool_]:
+        """Those changes, all committed before the snapshot was taken, that it does not show yet.
+
+        Those of a node that is not in use come from the log alone: no snapshot will show them, and none is waited for.
+        """
+        unused = np.isin(position_rows(positions, POSITION_DTYPE)["group"].astype(np.int64), self.inactive)
+        unseen: NDArray[np.bool_] = ~self.contains(positions) & ~unused
+        return unseen
+
+    def to_fields(self) -> dict[str, Any]:
+        nodes = {str(group): mark.to_fields() for group, mark in self.nodes}
+        fields = {"nodes": nodes, "inactive": list(self.inactive), "taken_us": self.taken_us}
+        return fields | {"last_group": self.last_group}
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any]) -> CitusMark:
+        try:
+            nodes = {int(group): PostgresMark.from_fields(mark) for group, mark in fields["nodes"].items()}
+            inactive = tuple(int(group) for group in fields["inactive"])
+            last = int(fields.get("last_group", 0))  # marks of earlier releases have none
+            return cls(tuple(sorted(nodes.items())), inactive, int(fields["taken_us"]), last)
+        except (AttributeError, KeyError, TypeError, ValueError):
+            raise InvalidOffset("A mark of Citus lacks a field.", next_step=_NEXT_STEP) from None

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from headwater.databases.timeouts import TIMEOUT_SECONDS
 from headwater.sources.citus.changes import CitusChangeStream
 from headwater.sources.citus.cluster import COORDINATOR, Cluster, TableKind
 from headwater.sources.citus.members import Members, distributed, here, naming, present_tables
@@ -31,7 +32,6 @@ from headwater.sources.postgres.offset import PostgresOffset
 from headwater.sources.postgres.slot import ServerIdentity
 from headwater.sources.postgres.source import PostgresSource
 from headwater.sources.table import SourceTable, SpecialValues
-from headwater.sources.timeouts import TIMEOUT_SECONDS
 
 _OWNED: Final = ("system_id", "database", "slot")
 

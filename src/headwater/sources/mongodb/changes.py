@@ -25,19 +25,123 @@ from headwater.sources.events import Boundary, Event, StreamStatus
 from headwater.sources.evolution import SchemaPolicy
 from headwater.sources.mongodb.catalog import present, require_capturable
 from headwater.sources.mongodb.connection import BadToken, Client, Dsn, server_errors
-from headwater.sources.mongodb.documents.decoder import Conflict
+from headwater.sources.mongodb.documents.decoder import Conflict, RawArray
+from headwater.sources.mongodb.documents.events import EVENT_SCHEMA, EventDecoder
 from headwater.sources.mongodb.event_rows import token_of
 from headwater.sources.mongodb.followed import FollowedTables
-from headwater.sources.mongodb.held_events import HeldEvents
-from headwater.sources.mongodb.known_events import require_events, with_events
 from headwater.sources.mongodb.lookup import Lookup
 from headwater.sources.mongodb.names import CollectionName
 from headwater.sources.mongodb.offset import UNKNOWN, MongoOffset, token_time
 from headwater.sources.mongodb.raw_cursor import Batch, RawCursor
 from headwater.sources.mongodb.server import Server
-from headwater.sources.mongodb.watch import open_watch, watched_spaces
+from headwater.sources.mongodb.watch import open_watch, require_events, watched_spaces, with_events
 from headwater.sources.offset import CdcOffset
 from headwater.sources.table import SourceTable
+
+_FRAGMENT: Final = EVENT_SCHEMA.get_field_index("fragment")
+_FRAGMENTS: Final = EVENT_SCHEMA.get_field_index("fragments")
+
+
+class EventBatches:
+    """Decodes the answers of one stream, in their order.
+
+    An event of more than 16 MB comes as several, each with some of its fields (``$changeStreamSplitLargeEvent``): they
+    are put together again.
+    """
+
+    def __init__(self) -> None:
+        self._decoder = EventDecoder()
+        self._parts: list[pa.RecordBatch] = []
+
+    def decode(self, array: memoryview) -> pa.RecordBatch:
+        """The whole events of an answer. :raises SourceProtocolError: these are no events."""
+        made = self._decoder.decode(RawArray(array))
+        if made.column(_FRAGMENT).null_count == made.num_rows and not self._parts:
+            return made
+        return self._joined(made)
+
+    def _joined(self, made: pa.RecordBatch) -> pa.RecordBatch:
+        rows: list[pa.RecordBatch] = []
+        fragments, counts = made.column(_FRAGMENT).to_pylist(), made.column(_FRAGMENTS).to_pylist()
+        for place, (fragment, count) in enumerate(zip(fragments, counts, strict=True)):
+            row = made.slice(place, 1)
+            if fragment is None:
+                rows.append(row)
+                continue
+            self._parts.append(row)
+            if fragment == count:
+                rows.append(_whole(self._parts))
+                self._parts = []
+        if not rows:
+            return made.slice(0, 0)
+        return pa.Table.from_batches(rows, EVENT_SCHEMA).combine_chunks().to_batches()[0]
+
+
+def _whole(parts: list[pa.RecordBatch]) -> pa.RecordBatch:
+    """One event of its parts: each field is in one of them; the token is that of the last."""
+    columns = []
+    for place, field in enumerate(EVENT_SCHEMA):
+        known = [part.column(place) for part in reversed(parts) if part.column(place).null_count == 0]
+        is_number = place in (_FRAGMENT, _FRAGMENTS)
+        columns.append(pa.nulls(1, field.type) if is_number or not known else known[0])
+    return pa.RecordBatch.from_arrays(columns, schema=EVENT_SCHEMA)
+
+
+MAX_ROWS: Final = 65_536
+MAX_BYTES: Final = 32 << 20
+
+
+class HeldEvents:
+    """The events of one stream that came and were not told yet, in their order. Not for several threads.
+
+    They wait until their transaction is whole, or until there are so many that a part of it has to be told.
+
+    :ivar rows: how many there are.
+    """
+
+    def __init__(self) -> None:
+        self._batches = EventBatches()
+        self._queue: list[pa.RecordBatch] = []
+        self._bytes = 0
+        self.rows = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no more should be taken."""
+        return self.rows >= MAX_ROWS or self._bytes >= MAX_BYTES
+
+    @property
+    def newest_time(self) -> int:
+        """The cluster time of the last one; 0 where there is none."""
+        return int(self._queue[-1].column("cluster_time")[-1].as_py()) if self._queue else 0
+
+    def take(self, documents: memoryview, after: int) -> bool:
+        """Those of an answer, without what comes up to the cluster time *after*; whether there were any."""
+        made = self._batches.decode(documents)
+        times = made.column("cluster_time").to_numpy(zero_copy_only=False)
+        if len(times) and times[0] <= after:
+            made = made.slice(int(np.searchsorted(times, after, side="right")))
+        if made.num_rows:
+            self._queue.append(made)
+            self.rows += made.num_rows
+            self._bytes += len(documents)
+        return bool(made.num_rows)
+
+    def together(self) -> pa.RecordBatch:
+        """All of them, of which there is one at least."""
+        if len(self._queue) > 1:
+            self._queue = pa.Table.from_batches(self._queue).combine_chunks().to_batches()
+        assert len(self._queue) == 1
+        return self._queue[0]
+
+    def drop(self, count: int) -> None:
+        """The first *count* of :meth:`together` were told."""
+        batch = self.together()
+        left = batch.num_rows - count
+        self._queue = [batch.slice(count)] if left else []
+        self._bytes = self._bytes * left // batch.num_rows
+        self.rows = left
+
 
 _MOMENT_US: Final = 1_000_000
 
@@ -46,7 +150,7 @@ _MOMENT_US: Final = 1_000_000
 class _Last:
     """The last event that was told.
 
-    :ivar events: by database: that of its last change of a document, see :mod:`.known_events`.
+    :ivar events: by database: that of its last change of a document, see :func:`.watch.require_events`.
     """
 
     time: int
@@ -76,10 +180,9 @@ class MongoChangeStream:
         after: Mapping[CollectionName, int] | None = None,
         images: bool = False,
         clock: Callable[[], float] = time.monotonic,
-        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._dsn, self._client, self._server, self._images = dsn, client, server, images
-        self._clock, self._wall_clock = clock, wall_clock
+        self._clock = clock
         self._followed = FollowedTables(
             tables,
             policy,
@@ -289,7 +392,7 @@ class MongoChangeStream:
         passed = None if self._passed == self._cursor.opened.token else token_time(self._passed)
         if passed is not None and self._server.is_sharded:
             passed -= 1  # of another shard something may follow at this very time
-        moment = int(self._wall_clock() * 1e6)
+        moment = int(time.time() * 1e6)
         if passed is not None and passed > self._told.time:
             self._told, self._told_idle = MongoOffset(passed, self._passed, events=self._told.events), False
         if not self._told_idle or moment - (self._told.moment or 0) >= _MOMENT_US:

@@ -16,9 +16,8 @@ import contextlib
 import os
 import re
 import threading
-from collections.abc import Iterator, Mapping
-from typing import Any, Final, TypeAlias
-from urllib.parse import unquote, urlsplit
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar, Final, TypeAlias
 
 import pymongo
 from bson import CodecOptions
@@ -27,7 +26,9 @@ from bson.raw_bson import RawBSONDocument
 from pymongo import errors as driver
 from pymongo.uri_parser import parse_uri
 
-from headwater.sources.dsn import current_dsn, reread
+from headwater.databases.address import Url, one_of
+from headwater.databases.timeouts import connect_seconds
+from headwater.sources.dsn import SourceAddress, reread
 from headwater.sources.errors import (
     AccessDenied,
     InvalidDsn,
@@ -41,14 +42,12 @@ from headwater.sources.errors import (
     SourceProtocolError,
     SourceUnreachable,
 )
-from headwater.sources.timeouts import TIMEOUT_SECONDS, connect_seconds
 
 Client: TypeAlias = "pymongo.MongoClient[dict[str, Any]]"
 
 RAW: Final[CodecOptions[RawBSONDocument]] = CodecOptions(document_class=RawBSONDocument)
 RESNAPSHOT: Final = "Run: headwater resnapshot"
 
-_OWN_OPTIONS: Final = frozenset(("starttoken", "columns"))
 _SPLITTING: Final = (((6, 0, 9), (6, 1)), ((7, 0), None))
 """The versions, from and before, that give an event of more than 16 MB in parts."""
 _SELECTION_MS: Final = 10_000
@@ -80,51 +79,40 @@ class CollectionReplaced(SourceError):
     """The collection of a name is not the one that was asked for, or is not there."""
 
 
-class Dsn:
-    """Where a replica set or a cluster is. Its text and its errors never show the password.
+class Dsn(SourceAddress):
+    """Where a replica set or a cluster is: ``mongodb://user:password@host:27017/database?replicaSet=rs0``."""
 
-    :param text: ``mongodb://user:password@host:27017/database?replicaSet=rs0``.
-    :param timeout_seconds: a server that is silent for this long counts as unreachable.
-    :raises InvalidDsn: it cannot be read; the text is not repeated.
-    """
+    KIND = "MongoDB"
+    SCHEMES = ("mongodb", "mongodb+srv")
+    OPTIONS: ClassVar[Mapping[str, Callable[[str], Any]]] = {
+        "columns": one_of("inferred", "document"),
+        "starttoken": str,
+    }
+    """Ours, in lower case; the library checks the others."""
+    NEXT_STEP = (
+        "Write mongodb://user@host:27017/database?replicaSet=rs0, with %-escapes; options of ours are columns (inferred"
+        " or document) and startToken."
+    )
 
-    def __init__(self, text: str, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
-        self.timeout_seconds = timeout_seconds
-        self.origin = text
-        text = current_dsn(text)
+    def _read(self, text: str) -> None:
         plain, _, query = text.partition("?")
-        options = [part for part in query.split("&") if part]
-        own = {
-            name.lower(): unquote(value)
-            for name, _, value in (part.partition("=") for part in options)
-            if name.lower() in _OWN_OPTIONS
-        }
-        theirs = "&".join(part for part in options if part.partition("=")[0].lower() not in _OWN_OPTIONS)
+        parts = [part for part in query.split("&") if part]
+        theirs = "&".join(part for part in parts if part.partition("=")[0].lower() not in self.OPTIONS)
         self._address = f"{plain}?{theirs}" if theirs else plain
-        try:
-            if not text.startswith(("mongodb://", "mongodb+srv://")):
-                raise ValueError
-            self.hosts, self.database, self.user, self._password = self._parsed(plain)
-            self.columns = own.get("columns", "inferred")
-            if self.columns not in ("inferred", "document"):
-                raise ValueError
-        except (ValueError, driver.PyMongoError):
-            raise InvalidDsn(
-                "The connection string is not one of MongoDB.",
-                next_step="Write mongodb://user@host:27017/database?replicaSet=rs0, with %-escapes; options of ours are"
-                " columns (inferred or document) and startToken.",
-            ) from None
-        self.start_token = own.get("starttoken", "")
-
-    def _parsed(self, plain: str) -> tuple[str, str, str, str]:
-        parts = urlsplit(plain)
-        if parts.scheme == "mongodb":
-            parse_uri(self._address, warn=False)
-        hosts = parts.netloc.rpartition("@")[2]
-        if not hosts:
+        url = Url.parse(text, strict=False)
+        if url.scheme not in self.SCHEMES or not any(url.hosts):
             raise ValueError
-        user, _, password = parts.netloc.rpartition("@")[0].partition(":")
-        return hosts, unquote(parts.path.lstrip("/")), unquote(user), unquote(password)
+        if url.scheme == "mongodb":
+            try:
+                parse_uri(self._address, warn=False)
+            except driver.PyMongoError:
+                raise ValueError from None
+        own = {name.lower(): value for name, value in url.options.items() if name.lower() in self.OPTIONS}
+        self.options = {name: self.OPTIONS[name](value) for name, value in own.items()}
+        self.columns: str = self.options.get("columns", "inferred")
+        self.start_token: str = self.options.get("starttoken", "")
+        self.hosts = ",".join(url.hosts)
+        self.user, self.database, self._secrets = url.user, url.database, (url.password,)
 
     @property
     def address(self) -> str:
@@ -149,18 +137,12 @@ class Dsn:
         """For who waits for the server to look through its log, however long: keep-alive tells whether it is there."""
         return {"socketTimeoutMS": 0} if "socketTimeoutMS" in self.defaults() else {}
 
+    @property
+    def _place(self) -> str:
+        return f"{self._address.partition('://')[0]}://{self.hosts}"
+
     def hide(self, text: str) -> str:
-        """*text* without the password, should a server or a library have repeated it."""
-        shown = _IS_PASSWORD.sub(r"\1:***@", text)
-        return shown.replace(self._password, "***") if self._password else shown
-
-    def __str__(self) -> str:
-        user = f"{self.user}@" if self.user else ""
-        scheme = self._address.partition("://")[0]
-        return f"{scheme}://{user}{self.hosts}/{self.database}"
-
-    def __repr__(self) -> str:
-        return f"Dsn({str(self)!r})"
+        return super().hide(_IS_PASSWORD.sub(r"\1:***@", text))
 
 
 _clients: dict[tuple[int, str], Client] = {}

@@ -34,7 +34,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from headwater.sources.errors import InvalidOffset
-from headwater.sources.offset import CdcOffset
+from headwater.sources.offset import CdcOffset, position_rows
+from headwater.sources.snapshots import PositionMark
 
 POSITION_TYPE: Final = pa.binary(16)
 """``_position``: cluster time (8 bytes), number in the transaction (4), how long before readers saw it (4, mostly 0:
@@ -62,7 +63,7 @@ class MongoOffset(CdcOffset):
     :ivar seq: the number in the transaction; ``None`` where the place is between transactions.
     :ivar moment: when the server was seen to be here, in microseconds since 1970; not part of the order.
     :ivar events: by database: the token of its last event that was told before this place or at it. A server that does
-        not have it is not the one that was followed (:mod:`.known_events`).
+        not have it is not the one that was followed (:func:`.watch.require_events`).
     """
 
     kind: ClassVar[str] = "MongoDb"
@@ -100,12 +101,6 @@ class MongoOffset(CdcOffset):
     def rank(self) -> tuple[int, ...]:
         return self.time, _END + 1 if self.seq is None else self.seq
 
-    def to_position(self) -> bytes:
-        """The row's ``_position``. :raises InvalidOffset: the place is not one of a row."""
-        if self.seq is None:
-            raise InvalidOffset("A place between transactions is not the position of a row.")
-        return _POSITION.pack(self.time, self.seq, 0)
-
     def position_after(self, last: bytes | None) -> bytes:
         if last is None:
             return _POSITION.pack(self.time, _END, 0)
@@ -140,6 +135,42 @@ class MongoOffset(CdcOffset):
         assert type(seconds) is int
         assert type(ordinal) is int
         return cls(seconds << 32 | ordinal, token, seq, moment, events)
+
+
+@dataclass(frozen=True, slots=True)
+class MongoMark(PositionMark[MongoOffset]):
+    """What a snapshot at one cluster time contains: everything up to it.
+
+    Anybody who reads at that time (``readConcern: snapshot``, ``atClusterTime``) sees the same documents, on any
+    machine, for as long as the server keeps them: no transaction is held open and nothing is undone.
+
+    Shards write a transaction over several of them into their logs when readers have seen it for a moment. A snapshot
+    may have been taken in that moment: then changes that it has come after it in the log, up to *until*.
+
+    :ivar until: no change after this place is in it; ``None``: none after *at*.
+    """
+
+    kind: ClassVar[str] = "MongoDb"
+    offset_type: ClassVar[type[CdcOffset]] = MongoOffset
+
+    until: MongoOffset | None = None
+
+    @property
+    def high(self) -> MongoOffset:
+        return self.until or self.at
+
+    def contains(self, positions: pa.FixedSizeBinaryArray) -> NDArray[np.bool_]:
+        contained: NDArray[np.bool_] = seen_times(position_rows(positions, POSITION_DTYPE)) <= np.uint64(self.at.time)
+        return contained
+
+    def to_fields(self) -> dict[str, Any]:
+        fields = {"at": self.at.to_fields()}
+        return fields if self.until is None else fields | {"until": self.until.to_fields()}
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any]) -> MongoMark:
+        until = fields.get("until")
+        return cls(cls._position(fields.get("at")), None if until is None else cls._position(until))
 
 
 def token_text(token: Mapping[str, Any]) -> str:

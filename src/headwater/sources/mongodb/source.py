@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from headwater.databases.timeouts import TIMEOUT_SECONDS
 from headwater.sources.errors import (
     ForeignOffset,
     RereadNeeded,
@@ -27,14 +28,12 @@ from headwater.sources.mongodb.changes import MongoChangeStream
 from headwater.sources.mongodb.connection import RESNAPSHOT, Client, Dsn, connect, server_errors
 from headwater.sources.mongodb.documents.columns import ALL_COLUMNS
 from headwater.sources.mongodb.documents.decoder import told
-from headwater.sources.mongodb.known_events import require_events
 from headwater.sources.mongodb.names import CollectionName
 from headwater.sources.mongodb.offset import POSITION_TYPE, MongoOffset, token_time
 from headwater.sources.mongodb.server import Server, cluster_time, operation_time
-from headwater.sources.mongodb.watch import now
+from headwater.sources.mongodb.watch import now, require_events
 from headwater.sources.offset import CdcOffset
 from headwater.sources.table import SourceTable, SpecialValues
-from headwater.sources.timeouts import TIMEOUT_SECONDS
 
 
 class MongoSource:

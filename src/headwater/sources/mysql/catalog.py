@@ -80,15 +80,6 @@ class CatalogColumn:
         """It is computed from the others, stored or not."""
         return "GENERATED" in self.extra.upper().replace("DEFAULT_GENERATED", "")
 
-    @property
-    def is_virtual(self) -> bool:
-        return "VIRTUAL" in self.extra.upper()
-
-    @property
-    def is_invisible(self) -> bool:
-        """``SELECT *`` does not show it; it is captured like the others."""
-        return "INVISIBLE" in self.extra.upper()
-
 
 @dataclass(frozen=True, slots=True)
 class CatalogTable:

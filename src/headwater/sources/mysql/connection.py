@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
-from urllib.parse import parse_qsl, unquote, urlsplit
+from typing import Any, ClassVar, Final, TypeAlias
 
 import pymysql
 from pymysql.converters import conversions
 
-from headwater.sources.dsn import current_dsn, reread
+from headwater.databases.address import one_of
+from headwater.databases.mysql import MySqlAddress, is_tls_refusal, watch
+from headwater.databases.timeouts import connect_seconds
+from headwater.sources.dsn import SourceAddress, reread
 from headwater.sources.errors import (
     AccessDenied,
     DriverMissing,
-    InvalidDsn,
     LoginRefused,
     SourceBusy,
     SourceError,
@@ -28,9 +29,6 @@ from headwater.sources.errors import (
     SourceNotFound,
     SourceUnreachable,
 )
-from headwater.sources.mysql import tls
-from headwater.sources.mysql.watched import watch
-from headwater.sources.timeouts import TIMEOUT_SECONDS, connect_seconds
 
 Connection: TypeAlias = "pymysql.Connection[Any]"
 
@@ -51,8 +49,6 @@ _KEEPALIVES: Final = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 _OLDEST: Final = {"MySQL": (8, 0, 1), "MariaDB": (10, 5, 0)}
 """Older servers do not log the names of columns."""
 
-_OPTIONS: Final = tls.OPTIONS | {"unix_socket", "connect_timeout", "tinyint1"}
-_SCHEMES: Final = ("mysql", "mariadb")
 _NO_LOGIN: Final = frozenset((1045, 1130, 1698, 1820, 1862, 3118))
 _DENIED: Final = frozenset((1044, 1142, 1143, 1227, 1370)) | _NO_LOGIN
 _BUSY: Final = frozenset((1040, 1203, 1205, 1213, 1226, 1412, 3024, 1969))
@@ -63,62 +59,19 @@ _GONE: Final = frozenset(
 _CLIENT: Final = range(2000, 3000)
 
 
-class Dsn:
-    """Where a server is. Its text and its errors never show the password.
+class Dsn(SourceAddress, MySqlAddress):
+    """Where a server is that is read from. ``tinyint1``: what its columns of type ``tinyint(1)`` hold."""
 
-    :param text: ``mysql://user:password@host:3306/database?option=value``, also with ``mariadb://``.
-    :param timeout_seconds: a server that is silent for this long counts as unreachable.
-    :raises InvalidDsn: it cannot be read; the text is not repeated.
-    """
-
-    def __init__(self, text: str, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
-        self.timeout_seconds = timeout_seconds
-        self.origin = text
-        text = current_dsn(text)
-        try:
-            parts = urlsplit(text)
-            options = dict(parse_qsl(parts.query, strict_parsing=bool(parts.query)))
-            if parts.scheme not in _SCHEMES or not _OPTIONS.issuperset(options):
-                raise ValueError
-            if options.get("tinyint1", "integer") not in ("integer", "boolean"):
-                raise ValueError
-            self.host = unquote(parts.hostname or "localhost")
-            self.port = parts.port or 3306
-            self.user = unquote(parts.username or "")
-            self.database = unquote(parts.path.lstrip("/"))
-            self._password = unquote(parts.password or "")
-            self._timeout = int(options.get("connect_timeout", connect_seconds(timeout_seconds)))
-            tls.check_mode(options)
-        except ValueError:
-            raise InvalidDsn(
-                "The connection string is not one of MySQL or MariaDB.",
-                next_step="Write mysql://user@host:3306/database, with %-escapes; options are connect_timeout, "
-                f"ssl_ca, ssl_mode ({', '.join(tls.MODES)}), tinyint1 (integer or boolean) and unix_socket.",
-            ) from None
-        self._options = options
+    OPTIONS: ClassVar[Mapping[str, Callable[[str], Any]]] = {
+        **MySqlAddress.OPTIONS,
+        "tinyint1": one_of("integer", "boolean"),
+    }
+    NEXT_STEP = f"{MySqlAddress.NEXT_STEP.removesuffix('.')}; of a source also tinyint1 (integer or boolean)."
 
     @property
     def tinyint1_is_boolean(self) -> bool:
         """Whether columns of type ``tinyint(1)`` hold true and false."""
-        return self._options.get("tinyint1") == "boolean"
-
-    def parameters(self) -> dict[str, Any]:
-        """For the library, with the password: for connecting alone, never for a message."""
-        made: dict[str, Any] = {"host": self.host, "port": self.port, "user": self.user, "password": self._password}
-        if "unix_socket" in self._options:
-            made["unix_socket"] = self._options["unix_socket"]
-        return made | tls.parameters(self._options) | {"connect_timeout": self._timeout}
-
-    def hide(self, text: str) -> str:
-        """*text* without the password, should a server or a library have repeated it."""
-        return text.replace(self._password, "***") if self._password else text
-
-    def __str__(self) -> str:
-        user = f"{self.user}@" if self.user else ""
-        return f"mysql://{user}{self.host}:{self.port}/{self.database}"
-
-    def __repr__(self) -> str:
-        return f"Dsn({str(self)!r})"
+        return bool(self.options.get("tinyint1") == "boolean")
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +206,7 @@ def translated(error: pymysql.err.Error, dsn: Dsn) -> SourceError:
         return SourceNotFound(f"{dsn} does not have it: {said}.")
     if code in _BUSY:
         return SourceBusy(f"{dsn} has no room now: {said}.", next_step="Try again, or end the sessions in the way.")
-    if code in _CLIENT and tls.is_refusal(said):
+    if code in _CLIENT and is_tls_refusal(said):
         return SourceMisconfigured(
             f"{dsn} was refused before the login: {said}.",
             next_step="Check that ssl_ca has the authority of the server's certificate, which names this host; or "

@@ -22,14 +22,68 @@ from headwater.sources.mysql.binlog.rows import ColumnPlan, TablePlan
 from headwater.sources.mysql.binlog.table_map import BinlogColumn, ColumnType, TableMap
 from headwater.sources.mysql.catalog import CatalogColumn, CatalogTable, present_tables
 from headwater.sources.mysql.column_clause import ColumnClause
-from headwater.sources.mysql.connection import Connection
+from headwater.sources.mysql.connection import Connection, ask
 from headwater.sources.mysql.defaults import constant_default
-from headwater.sources.mysql.indirect_writes import may_write_others
 from headwater.sources.mysql.names import TableName
 from headwater.sources.mysql.row_statements import RowStatement
 from headwater.sources.mysql.types import ADDRESSES, MySqlType, arrow_type, has_special_values, source_column
 from headwater.sources.special_values import with_policy
 from headwater.sources.table import SourceColumn, SourceTable, SpecialValues
+
+_MOST_NAMES: Final = 64
+
+_KIND: Final = "SELECT table_type AS type FROM information_schema.tables WHERE table_schema = %s AND table_name = %s"
+_TRIGGERS: Final = """
+SELECT 1 AS one FROM information_schema.triggers WHERE event_object_schema = %s AND event_object_table = %s LIMIT 1
+"""
+_CASCADES: Final = """
+SELECT 1 AS one FROM information_schema.referential_constraints
+WHERE unique_constraint_schema = %s AND referenced_table_name = %s
+  AND (delete_rule NOT IN ('RESTRICT', 'NO ACTION') OR update_rule NOT IN ('RESTRICT', 'NO ACTION')) LIMIT 1
+"""
+_FUNCTIONS: Final = """
+SELECT 1 AS one FROM information_schema.routines
+WHERE routine_type = 'FUNCTION' AND LOWER(routine_name) IN ({names}) LIMIT 1
+"""
+_SEES_TRIGGERS: Final = """
+SELECT 1 AS one FROM information_schema.user_privileges WHERE privilege_type = 'TRIGGER' AND grantee = %s
+UNION ALL SELECT 1 FROM information_schema.schema_privileges
+WHERE privilege_type = 'TRIGGER' AND grantee = %s AND %s LIKE table_schema
+UNION ALL SELECT 1 FROM information_schema.table_privileges
+WHERE privilege_type = 'TRIGGER' AND grantee = %s AND table_schema = %s AND table_name = %s
+"""
+
+
+def may_write_others(session: Connection, statement: RowStatement, *, uses_temporary: bool) -> bool:
+    """Whether *statement* may have written tables that it does not name: by views, triggers, functions, foreign keys.
+
+    The catalog has them as they are now. What the user is not allowed to see may exist: where the answer is not
+    certain, it is yes.
+
+    :param uses_temporary: the session that ran it used temporary tables, which no catalog shows.
+    """
+    tables = statement.tables
+    if tables is None or len(tables) > _MOST_NAMES:
+        return True
+    user = str(ask(session, "SELECT CURRENT_USER() AS name")[0]["name"])
+    grantee = "@".join(f"'{part}'" for part in user.rsplit("@", 1))
+    if any(_reaches_others(session, table, grantee, uses_temporary=uses_temporary) for table in tables):
+        return True
+    names = sorted(statement.calls)
+    return bool(names) and bool(ask(session, _FUNCTIONS.format(names=", ".join(["%s"] * len(names))), names))
+
+
+def _reaches_others(session: Connection, table: TableName, grantee: str, *, uses_temporary: bool) -> bool:
+    place = (table.namespace, table.name)
+    kinds = ask(session, _KIND, place)
+    if any("VIEW" in str(row["type"]) for row in kinds):
+        return True
+    if ask(session, _TRIGGERS, place) or ask(session, _CASCADES, place):
+        return True
+    if not kinds and uses_temporary:
+        return False
+    return not ask(session, _SEES_TRIGGERS, (grantee, grantee, table.namespace, grantee, *place))
+
 
 BINARY: Final = 63
 """The number of the collation of bytes."""
@@ -215,7 +269,7 @@ class Definitions:
             return present_tables(session, [name]).get(name)
 
     def may_write_others(self, statement: RowStatement, *, uses_temporary: bool) -> bool:
-        """See :func:`~headwater.sources.mysql.indirect_writes.may_write_others`."""
+        """See :func:`may_write_others`."""
         with self._sql() as session:
             return may_write_others(session, statement, uses_temporary=uses_temporary)
 

@@ -35,7 +35,8 @@ from numpy.typing import NDArray
 
 from headwater.sources.errors import ForeignOffset, InvalidOffset
 from headwater.sources.mysql.gtid import Gtids, MariaDbGtids, MySqlGtids, contains
-from headwater.sources.offset import CdcOffset
+from headwater.sources.offset import CdcOffset, position_rows
+from headwater.sources.snapshots import PositionMark
 
 POSITION_TYPE: Final = pa.binary(16)
 """``_position``: place (8 bytes), number in the transaction (4), 0 (4); big endian, so bytes sort as commits."""
@@ -116,12 +117,6 @@ class MySqlOffset(CdcOffset):
         same_server = not self.server or not other.server or self.server == other.server
         return same_server and base_of(self.filename) == base_of(other.filename)
 
-    def to_position(self) -> bytes:
-        """The row's ``_position``. :raises InvalidOffset: the place is not one of a row."""
-        if self.seq is None:
-            raise InvalidOffset("A place between transactions is not the position of a row.")
-        return _POSITION.pack(self.place, self.seq, 0)
-
     def position_after(self, last: bytes | None) -> bytes:
         if last is None:
             return _POSITION.pack(self.place - 1, 0, 0)
@@ -162,6 +157,19 @@ class MySqlOffset(CdcOffset):
         if gtids is None:
             place_in_file(filename, position)
         return cls(filename, position, gtids, server, seq, moment)
+
+
+@dataclass(frozen=True, slots=True)
+class MySqlMark(PositionMark[MySqlOffset]):
+    """What a snapshot at one place contains."""
+
+    kind: ClassVar[str] = "MySql"
+    offset_type: ClassVar[type[CdcOffset]] = MySqlOffset
+
+    def contains(self, positions: pa.FixedSizeBinaryArray) -> NDArray[np.bool_]:
+        places = position_rows(positions, POSITION_DTYPE)["place"].astype(np.uint64)
+        contained: NDArray[np.bool_] = places < np.uint64(self.at.place)
+        return contained
 
 
 def base_of(filename: str) -> str:

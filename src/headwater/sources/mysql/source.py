@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from headwater.databases.timeouts import TIMEOUT_SECONDS
 from headwater.errors import TransientError
 from headwater.sources.errors import (
     ForeignOffset,
@@ -30,6 +31,7 @@ from headwater.sources.mysql.catalog import CatalogTable, present_tables, read_t
 from headwater.sources.mysql.changes import MySqlChangeStream
 from headwater.sources.mysql.connection import Connection, Dsn, ask, connect, server_errors
 from headwater.sources.mysql.definitions import Definitions
+from headwater.sources.mysql.doctor import setting_problems
 from headwater.sources.mysql.gtid import MySqlGtids
 from headwater.sources.mysql.names import TableName
 from headwater.sources.mysql.offset import POSITION_TYPE, MySqlOffset, base_of
@@ -41,12 +43,10 @@ from headwater.sources.mysql.server import (
     prepared_transactions,
     purged,
 )
-from headwater.sources.mysql.server_checks import setting_problems
 from headwater.sources.mysql.stream import RESNAPSHOT, BinlogStream
 from headwater.sources.mysql.table_shape import TableShape
 from headwater.sources.offset import CdcOffset
 from headwater.sources.table import SourceTable, SpecialValues
-from headwater.sources.timeouts import TIMEOUT_SECONDS
 
 _BEHIND_SECONDS: Final = 5.0
 _DECIDED_SECONDS: Final = 5.0

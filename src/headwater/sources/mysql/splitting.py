@@ -41,7 +41,7 @@ _SLACK: Final = 1.5
 
 
 def plan_splits(
-    session: Connection, table: SourceTable, catalog: CatalogTable, *, split_rows: int, kind: SplitKind | None
+    session: Connection, table: SourceTable, catalog: CatalogTable, split_rows: int, kind: SplitKind | None
 ) -> SplitPlan:
     """Splits of about *split_rows* rows of *table*. :raises UnsupportedTable: by heap."""
     if kind is SplitKind.HEAP:

@@ -17,10 +17,10 @@ from psycopg import errors as pg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.rows import namedtuple_row
 
-from headwater.sources.dsn import current_dsn, reread
+from headwater.databases.timeouts import connect_seconds
+from headwater.sources.dsn import SourceAddress, reread
 from headwater.sources.errors import (
     AccessDenied,
-    InvalidDsn,
     LoginRefused,
     SourceBusy,
     SourceError,
@@ -29,7 +29,6 @@ from headwater.sources.errors import (
     SourceUnreachable,
 )
 from headwater.sources.postgres.watched import WatchedConnection
-from headwater.sources.timeouts import TIMEOUT_SECONDS, connect_seconds
 
 Connection: TypeAlias = WatchedConnection
 
@@ -85,39 +84,27 @@ _QUOTED: Final = re.compile('".*"', re.DOTALL)
 _SWITCHES: Final = ("starting up", "shutting down", "recovery mode", "not yet accepting connections")
 
 
-class Dsn:
-    """Where a database is. Its text and its errors never show the password.
+class Dsn(SourceAddress):
+    """A libpq connection string: ``postgresql://user:password@host/database`` or ``host=… dbname=…``.
 
-    :param text: a libpq connection string: ``postgresql://user:password@host/database`` or ``host=… dbname=…``, or
-        the file that has it (:mod:`headwater.sources.dsn`).
-    :param timeout_seconds: a server that is silent for this long counts as unreachable.
-    :raises InvalidDsn: it cannot be read; the text is not repeated. :raises DsnUnreadable: of its file.
+    libpq reads it, and knows which parameters are valid.
     """
 
-    def __init__(self, text: str, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
-        self.timeout_seconds = timeout_seconds
-        self.origin = text
-        text = current_dsn(text)
+    KIND = "Postgres"
+    SCHEMES = ("postgresql", "postgres")
+    NEXT_STEP = "Write postgresql://user@host:5432/database, with %-escapes for special characters."
+
+    def _read(self, text: str) -> None:
         scheme, separator, _ = text.partition("://")
-        if separator and scheme not in ("postgres", "postgresql"):
-            raise InvalidDsn(
-                "The connection string is not one of Postgres.", next_step="Write postgresql://user@host:5432/database."
-            )
+        if separator and scheme not in self.SCHEMES:
+            raise ValueError
         try:
             self._parameters = conninfo_to_dict(text)
         except psycopg.ProgrammingError:
-            raise InvalidDsn(
-                "The connection string cannot be read.",
-                next_step="Write postgresql://user@host:5432/database, with %-escapes for special characters.",
-            ) from None
-
-    @property
-    def database(self) -> str:
-        return self._text("dbname") or self._text("user")
-
-    @property
-    def user(self) -> str:
-        return self._text("user")
+            raise ValueError from None
+        self.user = self.parameter("user")
+        self.database = self.parameter("dbname") or self.user
+        self._secrets = (self.parameter("password"), self.parameter("sslpassword"))
 
     def conninfo(self, **parameters: object) -> str:
         """For libpq, with the password: for connecting alone, never for a message."""
@@ -127,27 +114,13 @@ class Dsn:
 
     def parameter(self, name: str) -> str:
         """One of its parameters other than the password; empty where it was not given."""
-        return self._text(name)
-
-    def hide(self, text: str) -> str:
-        """*text* without the password, should a server or a library have repeated it."""
-        for name in ("password", "sslpassword"):
-            secret = self._text(name)
-            if secret:
-                text = text.replace(secret, "***")
-        return text
-
-    def __str__(self) -> str:
-        host = self._text("host") or self._text("hostaddr") or "localhost"
-        user = f"{self.user}@" if self.user else ""
-        return f"postgresql://{user}{host}:{self._text('port') or '5432'}/{self.database}"
-
-    def __repr__(self) -> str:
-        return f"Dsn({str(self)!r})"
-
-    def _text(self, name: str) -> str:
         value = self._parameters.get(name)
         return "" if value is None else str(value)
+
+    @property
+    def _place(self) -> str:
+        host = self.parameter("host") or self.parameter("hostaddr") or "localhost"
+        return f"postgresql://{host}:{self.parameter('port') or '5432'}"
 
 
 def connect(dsn: Dsn, **settings: str) -> Connection:

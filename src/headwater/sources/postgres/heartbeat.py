@@ -18,7 +18,7 @@ HEARTBEAT_INTERVAL: Final = 60.0
 
 # the message alone would wait unflushed for somebody's commit, and is not sent before
 _BEAT: Final = """
-SELECT pg_catalog.pg_logical_emit_message(false, %s, '') - '0/0'::pg_catalog.pg_lsn, pg_catalog.pg_current_xact_id()
+SELECT pg_catalog.pg_logical_emit_message(false, %s, ''), pg_catalog.pg_current_xact_id()
 """
 
 
@@ -26,16 +26,12 @@ class Heartbeat:
     """Writes heartbeats to one database. A failure is kept to be shown, and ends nothing.
 
     :ivar last_error: why the last attempt failed; ``None`` if it did not.
-    :ivar last_lsn: where the last heartbeat is in the log.
-    :ivar last_time: when that was, in seconds since 1970.
     """
 
     def __init__(
         self, dsn: Dsn, *, interval: float = HEARTBEAT_INTERVAL, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.last_error: SourceError | None = None
-        self.last_lsn: int | None = None
-        self.last_time: float | None = None
         self._dsn = dsn
         self._interval = interval
         self._clock = clock
@@ -52,14 +48,12 @@ class Heartbeat:
             if self._session is None:
                 self._session = connect(self._dsn)
             with server_errors(self._dsn):
-                row = self._session.execute(_BEAT, [HEARTBEAT_PREFIX]).fetchone()
+                self._session.execute(_BEAT, [HEARTBEAT_PREFIX])
         except SourceError as error:
             self.last_error = error
             self.close()
             return False
-        assert row is not None
         self.last_error = None
-        self.last_lsn, self.last_time = int(row[0]), time.time()
         return True
 
     def close(self) -> None:

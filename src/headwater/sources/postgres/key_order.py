@@ -8,6 +8,7 @@ with those of the cuts, in one statement per column.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, TypeVar
 
 import numpy as np
@@ -17,13 +18,12 @@ from numpy.typing import NDArray
 from psycopg import sql
 
 from headwater.sources.errors import InvalidKey, UnsupportedTable
-from headwater.sources.key_places import Digits, byte_ranks, key_places, numbers
+from headwater.sources.key_places import DigitOrder, Digits, byte_ranks, numbers, ranked_together
 from headwater.sources.postgres.catalog import read_table
 from headwater.sources.postgres.connection import Connection, Dsn, connect, server_errors
 from headwater.sources.postgres.convert import convert_column
 from headwater.sources.postgres.key_columns import KeyColumn, read_key
 from headwater.sources.postgres.names import TableName
-from headwater.sources.splits import Cut
 from headwater.sources.table import SourceColumn, SourceTable
 from headwater.system.pool import Pool
 
@@ -32,7 +32,7 @@ _TEXTS: Final = frozenset((19, 25, 1043))  # name, text, varchar: bytewise where
 _T = TypeVar("_T")
 
 
-class PostgresKeyOrder:
+class PostgresKeyOrder(DigitOrder):
     """The order of one table's keys. It can be pickled.
 
     :param asked: for each key column what the server is asked by, or ``None`` where it is compared here.
@@ -51,13 +51,6 @@ class PostgresKeyOrder:
         """Whether the database need not be asked."""
         return not any(self._asked)
 
-    def places(self, keys: pa.RecordBatch, cuts: Sequence[Cut]) -> NDArray[np.int64]:
-        """For each row of key columns, in key order: how many of the ascending *cuts* lie before it.
-
-        :raises SourceUnreachable: the database had to be asked and did not answer.
-        """
-        return key_places(keys, cuts, self._digits)
-
     def _digits(self, place: int, keys: pa.Array, texts: list[str]) -> Digits:
         column, asked = self._columns[place], self._asked[place]
         cuts = pa.array(texts, pa.string())
@@ -65,18 +58,13 @@ class PostgresKeyOrder:
         if values.null_count or keys.null_count:
             raise InvalidKey(self._table.full_name, column.name, column.source_type, "a key is null.")
         if asked is not None:
-            return [self._ranked_by_server(asked, keys, values)]
+            return ranked_together(keys, values, partial(self._ranked, asked))
         if pa.types.is_string(column.type) or pa.types.is_binary(column.type):
             return byte_ranks(keys, values)
         return list(zip(numbers(keys), numbers(values), strict=True))
 
-    def _ranked_by_server(
-        self, column: KeyColumn, keys: pa.StringArray, cuts: pa.StringArray
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        distinct = pc.unique(pa.concat_arrays([keys, cuts]))
-        ranks = pa.array(with_session(self._dsn, lambda session: _rank(session, column, distinct)))
-        of_keys, of_cuts = (ranks.take(pc.index_in(values, distinct)).to_numpy() for values in (keys, cuts))
-        return of_keys, of_cuts
+    def _ranked(self, column: KeyColumn, values: pa.StringArray) -> NDArray[np.int64]:
+        return with_session(self._dsn, lambda session: _rank(session, column, values))
 
 
 def read_order(dsn: Dsn, table: SourceTable) -> PostgresKeyOrder:

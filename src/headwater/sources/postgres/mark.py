@@ -12,28 +12,31 @@ The JSON form counts the running transactions from ``xmin``::
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from headwater.sources.errors import InvalidOffset
+from headwater.sources.offset import position_rows
 from headwater.sources.postgres.offset import POSITION_DTYPE, Lsn, PostgresOffset
+from headwater.sources.snapshots import SnapshotMark
 
 _NEXT_STEP: Final = "Give the text that to_json() wrote."
 
 
 @dataclass(frozen=True, slots=True)
-class PostgresMark:
+class PostgresMark(SnapshotMark):
     """What one snapshot contains.
 
     :ivar xmin: all transactions below had ended. :ivar xmax: none from here on had begun to be seen.
     :ivar xip: those between that were running, ascending; all numbers with their epoch, 64 bits.
     """
+
+    kind: ClassVar[str] = "Postgres"
 
     xmin: int
     xmax: int
@@ -50,31 +53,20 @@ class PostgresMark:
 
     @property
     def low(self) -> PostgresOffset:
-        """Everything that committed before it is in the snapshot."""
         return PostgresOffset.at(self.low_lsn)
 
     @property
     def high(self) -> PostgresOffset:
-        """Nothing that committed after it is in the snapshot."""
         return PostgresOffset.at(self.high_lsn)
 
     def contains(self, positions: pa.FixedSizeBinaryArray) -> NDArray[np.bool_]:
-        """For each ``_position`` of a change: whether the snapshot has it already."""
-        data = positions.buffers()[1]
-        if data is None or not len(positions):
-            return np.zeros(0, np.bool_)
-        rows = np.frombuffer(data, POSITION_DTYPE, len(positions), positions.offset * POSITION_DTYPE.itemsize)
+        rows = position_rows(positions, POSITION_DTYPE)
         commit_lsn = rows["commit_lsn"].astype(np.uint64)
         between = (commit_lsn >= np.uint64(self.low_lsn)) & (commit_lsn < np.uint64(self.high_lsn))
         contained: NDArray[np.bool_] = commit_lsn < np.uint64(self.low_lsn)
         if between.any():
             contained[between] = self._shows(rows["xid"][between].astype(np.uint32))
         return contained
-
-    def unseen(self, positions: pa.FixedSizeBinaryArray) -> NDArray[np.bool_]:
-        """Those changes, all committed before the snapshot was taken, that it does not show yet."""
-        unseen: NDArray[np.bool_] = ~self.contains(positions)
-        return unseen
 
     def _shows(self, xids: NDArray[np.uint32]) -> NDArray[np.bool_]:
         """Whether transactions had ended; their numbers lack the epoch, and are less than 2³¹ away from ``xmax``."""
@@ -87,19 +79,17 @@ class PostgresMark:
             shown &= running[place] != whole
         return shown
 
-    def to_json(self) -> str:
-        fields = {
+    def to_fields(self) -> dict[str, Any]:
+        return {
             "xmin": self.xmin,
             "xmax": self.xmax,
             "xip": [xid - self.xmin for xid in self.xip],
             "low": int(self.low_lsn),
             "high": int(self.high_lsn),
         }
-        return json.dumps({"Postgres": fields}, sort_keys=True, separators=(",", ":"))
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> PostgresMark:
-        """What :meth:`to_json` keeps beneath the kind. :raises InvalidOffset: a field is missing or no number."""
         try:
             xmin, xmax, low, high = (int(fields[name]) for name in ("xmin", "xmax", "low", "high"))
             xip = tuple(xmin + int(xid) for xid in fields["xip"])

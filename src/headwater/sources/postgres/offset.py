@@ -17,7 +17,6 @@ The last form ranks below every row of the transaction that P belongs to: going 
 
 from __future__ import annotations
 
-import json
 import re
 import struct
 from collections.abc import Mapping
@@ -108,23 +107,6 @@ class PostgresOffset(CdcOffset):
     def rank(self) -> tuple[int, ...]:
         return self.commit_lsn, -1 if self.seq is None else self.seq, self.proc_lsn or 0
 
-    def may_follow(self, stored: PostgresOffset | None) -> bool:
-        """Whether a stream that stands at *stored* may go on to here.
-
-        Rows and transactions never go back. A place that the server was asked for (:meth:`at`) begins anew, as after a
-        snapshot, and may.
-        """
-        return stored is None or self.seq is None or self >= stored
-
-    def to_position(self) -> bytes:
-        """The row's ``_position``.
-
-        :raises InvalidOffset: the place is not one of a row.
-        """
-        if self.seq is None or self.proc_lsn is not None:
-            raise InvalidOffset("A place between transactions is not the position of a row.")
-        return _POSITION.pack(self.commit_lsn, self.seq, self.xid or 0)
-
     def position_after(self, last: bytes | None) -> bytes:
         # a commit record is longer than a byte, so the next commit is at least two after the last
         lsn = self.lsn - 1 if last is None else PostgresOffset.from_position(last).commit_lsn + 1
@@ -161,22 +143,6 @@ class PostgresOffset(CdcOffset):
         if commit is not None:
             raise InvalidOffset("A Postgres position with 'lsn_commit' needs 'seq' or 'lsn_proc'.")
         return cls.at(lsn, xid)
-
-    @classmethod
-    def from_debezium(cls, text: str) -> PostgresOffset:
-        """The place at which a Debezium connector stands, from the JSON of its offset: to take its work over.
-
-        :raises InvalidOffset: not such a JSON, or ``lsn``, ``txId`` or ``lsn_proc`` is missing.
-        """
-        try:
-            read = json.loads(text)
-        except ValueError:
-            read = None
-        fields = read.get("sourceOffset") if isinstance(read, dict) else None
-        if not isinstance(fields, dict):
-            raise InvalidOffset("The text is no offset of Debezium: it has no 'sourceOffset'.")
-        lsn, xid, proc = (_number(fields, name) for name in ("lsn", "txId", "lsn_proc"))
-        return cls(Lsn(lsn), Lsn(_optional(fields, "lsn_commit") or 0), END_OF_TRANSACTION, xid, Lsn(proc))
 
 
 def positions_of(

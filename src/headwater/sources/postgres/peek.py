@@ -36,10 +36,10 @@ from headwater.sources.postgres.connection import (
     server_errors,
     translated,
 )
-from headwater.sources.postgres.copy_stream import CopyStream
 from headwater.sources.postgres.names import literal, quoted
 from headwater.sources.postgres.offset import Lsn
 from headwater.sources.postgres.slot import ServerIdentity, check_slot, read_slot, server_position
+from headwater.sources.postgres.stream import CopyStream
 
 PEEK_CHANGES: Final = 100_000
 PEEK_INTERVAL: Final = 0.25
@@ -194,7 +194,6 @@ class PeekStream(CopyStream):
         self._session.execute("BEGIN")
         row = self._session.execute(_LOOK.encode()).fetchone()
         assert row is not None
-        self._last_message_time = time.time()
         wal_end = int(row[0])
         if wal_end <= self._server_wal_end:
             self._session.execute("ROLLBACK")

@@ -174,12 +174,6 @@ def raw_message(content: bytes, wal_start: int = 0, wal_end: int = 0, send_time:
     return _RAW.pack(b"w", wal_start, wal_end, send_time) + content
 
 
-def wal_start_of(message: bytes) -> Lsn:
-    """:raises SourceProtocolError: *message* is no raw message."""
-    check_raw(message)
-    return Lsn(_U64.unpack_from(message, 1)[0])
-
-
 def type_of(message: bytes) -> int:
     """The type byte.
 
@@ -187,18 +181,6 @@ def type_of(message: bytes) -> int:
     """
     check_raw(message)
     return message[HEADER]
-
-
-def streamed_xid_of(message: bytes) -> int:
-    """The xid that a message inside a streamed transaction carries; of a savepoint it is the savepoint's own.
-
-    :raises SourceProtocolError: *message* is too short for it.
-    """
-    check_raw(message)
-    if len(message) < HEADER + 5:
-        raise protocol_error("a message is cut off.")
-    xid: int = _U32.unpack_from(message, HEADER + 1)[0]
-    return xid
 
 
 def check_raw(message: bytes) -> None:

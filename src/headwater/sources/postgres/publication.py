@@ -263,11 +263,6 @@ def require_disjoint(tables: Sequence[CatalogTable]) -> None:
             )
 
 
-def drop_publication(session: Connection, name: str) -> None:
-    """Remove the publication, if it is there."""
-    _run(session, f"DROP PUBLICATION IF EXISTS {quoted(name)};")
-
-
 def _run(session: Connection, statement: str) -> None:
     """Run a statement that takes locks, waiting for them only so long that the application does not queue behind us."""
     try:

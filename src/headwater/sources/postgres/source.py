@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from headwater.databases.timeouts import TIMEOUT_SECONDS
 from headwater.errors import TransientError
 from headwater.sources.errors import (
     ForeignOffset,
@@ -28,7 +29,6 @@ from headwater.sources.postgres.catalog import existing_names, one_view, read_ta
 from headwater.sources.postgres.catalog_table import CatalogTable
 from headwater.sources.postgres.changes import PostgresChangeStream, RawStream
 from headwater.sources.postgres.connection import Connection, Dsn, ask, connect, server_errors
-from headwater.sources.postgres.copy_stream import CopyStream
 from headwater.sources.postgres.heartbeat import Heartbeat
 from headwater.sources.postgres.identity import TableIdentity, read_identities
 from headwater.sources.postgres.names import TableName
@@ -51,12 +51,11 @@ from headwater.sources.postgres.slot import (
     server_position,
 )
 from headwater.sources.postgres.spill import SpillStore
-from headwater.sources.postgres.stream import ReplicationStream
+from headwater.sources.postgres.stream import CopyStream, ReplicationStream
 from headwater.sources.postgres.toast import Shards, no_shards
 from headwater.sources.postgres.types import has_special_values, source_column
 from headwater.sources.special_values import with_policy
 from headwater.sources.table import SourceTable, SpecialValues
-from headwater.sources.timeouts import TIMEOUT_SECONDS
 
 WRITERS_SECONDS: Final = 2.0
 """How long a table that is added waits for the transactions that write to it."""

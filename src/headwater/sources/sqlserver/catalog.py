@@ -17,8 +17,7 @@ from headwater.sources.errors import SourceNotFound, UnsupportedTable
 from headwater.sources.special_values import with_policy
 from headwater.sources.sqlserver.connection import Session
 from headwater.sources.sqlserver.names import TableName, literal
-from headwater.sources.sqlserver.ticks import Ticks
-from headwater.sources.sqlserver.types import SqlType, has_special_values, source_column
+from headwater.sources.sqlserver.types import SqlType, Ticks, has_special_values, source_column
 from headwater.sources.table import SourceTable, SpecialValues
 
 _NAMES: Final = """

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Collection, Iterator
-from typing import Any, Final, Self
-from urllib.parse import parse_qsl, unquote, urlsplit
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any, ClassVar, Final, Self
 
 import pyarrow as pa
 import pytds
 from pytds import tds_base
 
-from headwater.sources.dsn import current_dsn, reread
+from headwater.databases.address import one_of
+from headwater.sources.dsn import SourceAddress, reread
 from headwater.sources.errors import (
     AccessDenied,
-    InvalidDsn,
     LoginRefused,
     SnapshotExpired,
     SourceBusy,
@@ -30,7 +29,7 @@ from headwater.sources.errors import (
     SourceUnreachable,
 )
 from headwater.sources.sqlserver.answer import HalfPair, columns_of_answer, tell_half_pairs
-from headwater.sources.sqlserver.ticks import Ticks
+from headwater.sources.sqlserver.types import Ticks
 
 SETTINGS: Final = (
     "SET NOCOUNT ON; SET ANSI_NULLS ON; SET ANSI_PADDING ON; SET QUOTED_IDENTIFIER ON; SET CONCAT_NULL_YIELDS_NULL ON;"
@@ -41,8 +40,6 @@ RESNAPSHOT: Final = "Run: headwater resnapshot"
 SILENCE: Final = 120.0
 """Seconds that the server may take for an answer."""
 
-_SCHEMES: Final = ("sqlserver", "mssql")
-_OPTIONS: Final = frozenset(("cafile", "validate_host", "connect_timeout", "ticks", "time_zone"))
 _DENIED: Final = frozenset((229, 230, 262, 297, 300, 916, 18452, 18456, 18470, 18486, 18487, 18488, 22904, 22981))
 _NO_LOGIN: Final = frozenset((18452, 18456, 18470, 18486, 18487, 18488))
 _NOT_FOUND: Final = frozenset((207, 208, 1088, 4701, 4902))
@@ -78,74 +75,57 @@ _NOT_ENABLED: Final = frozenset((22901, 22910, 22985))
 _NO_SNAPSHOT: Final = 3952
 
 
-class Dsn:
-    """Where a database is. Its text and its errors never show the password.
+class Dsn(SourceAddress):
+    """``sqlserver://user:password@host:1433/database?option=value``, also with ``mssql://``."""
 
-    :param text: ``sqlserver://user:password@host:1433/database?option=value``, also with ``mssql://``.
-    :param timeout_seconds: a server that is silent for this long counts as unreachable.
-    :raises InvalidDsn: it cannot be read; the text is not repeated.
-    """
+    KIND = "SQL Server"
+    SCHEMES = ("sqlserver", "mssql")
+    PORT = 1433
+    OPTIONS: ClassVar[Mapping[str, Callable[[str], Any]]] = {
+        "cafile": str,
+        "connect_timeout": float,
+        "ticks": Ticks,
+        "time_zone": str,
+        "validate_host": one_of("yes", "no"),
+    }
+    NEXT_STEP = (
+        "Write sqlserver://user@host:1433/database, with %-escapes; options are cafile (the server's certificates:"
+        " encrypts), validate_host (yes or no), connect_timeout, ticks (refuse, truncate, ns) and time_zone (of the"
+        " server)."
+    )
 
     def __init__(self, text: str, timeout_seconds: float = SILENCE) -> None:
-        self.timeout_seconds = timeout_seconds
-        self.origin = text
-        text = current_dsn(text)
-        try:
-            parts = urlsplit(text)
-            options = dict(parse_qsl(parts.query, strict_parsing=bool(parts.query)))
-            self.database = unquote(parts.path.lstrip("/"))
-            if parts.scheme not in _SCHEMES or not _OPTIONS.issuperset(options) or not self.database:
-                raise ValueError
-            self.ticks = Ticks(options.get("ticks", "refuse"))
-            self.time_zone = options.get("time_zone")
-            self.host = unquote(parts.hostname or "localhost")
-            self.port = parts.port or 1433
-            self.user = unquote(parts.username or "")
-            self._password = unquote(parts.password or "")
-            self._timeout = float(options.get("connect_timeout", min(15.0, timeout_seconds)))
-            if options.get("validate_host", "yes") not in ("yes", "no"):
-                raise ValueError
-        except ValueError:
-            raise InvalidDsn(
-                "The connection string is not one of SQL Server.",
-                next_step="Write sqlserver://user@host:1433/database, with %-escapes; options are cafile (the server's "
-                "certificates: encrypts), validate_host (yes or no), connect_timeout, ticks (refuse, truncate, ns) and "
-                "time_zone (of the server).",
-            ) from None
-        self._options = options
+        super().__init__(text, timeout_seconds)
+
+    def _read(self, text: str) -> None:
+        super()._read(text)
+        if not self.database:
+            raise ValueError
+        self.ticks: Ticks = self.options.get("ticks", Ticks.REFUSE)
+        self.time_zone: str | None = self.options.get("time_zone")
 
     def open(self) -> Any:
         """A connection of the library, in autocommit.
 
         The socket is ours: the library takes its whole time limit to tell that nobody listens.
         """
+        timeout = self.options.get("connect_timeout", min(15.0, self.timeout_seconds))
         return pytds.connect(
-            sock=socket.create_connection((self.host, self.port), self._timeout),
+            sock=socket.create_connection((self.host, self.port), timeout),
             dsn=self.host,
             port=self.port,
             database=self.database,
             user=self.user,
             password=self._password,
-            login_timeout=self._timeout,
+            login_timeout=timeout,
             timeout=self.timeout_seconds,
             appname="headwater",
             autocommit=True,
-            blocksize=32_767 if "cafile" not in self._options else 16_383,
+            blocksize=32_767 if "cafile" not in self.options else 16_383,
             disable_connect_retry=True,
-            cafile=self._options.get("cafile"),
-            validate_host=self._options.get("validate_host", "yes") == "yes",
+            cafile=self.options.get("cafile"),
+            validate_host=self.options.get("validate_host", "yes") == "yes",
         )
-
-    def hide(self, text: str) -> str:
-        """*text* without the password, should a server or a library have repeated it."""
-        return text.replace(self._password, "***") if self._password else text
-
-    def __str__(self) -> str:
-        user = f"{self.user}@" if self.user else ""
-        return f"sqlserver://{user}{self.host}:{self.port}/{self.database}"
-
-    def __repr__(self) -> str:
-        return f"Dsn({str(self)!r})"
 
 
 class Session:

@@ -31,10 +31,9 @@ from headwater.sources.evolution import Projection, SchemaPolicy, follow
 from headwater.sources.special_values import with_policy
 from headwater.sources.sqlserver.connection import RESNAPSHOT
 from headwater.sources.sqlserver.instances import CaptureInstance
-from headwater.sources.sqlserver.lsn import Lsn
 from headwater.sources.sqlserver.names import TableName, literal
-from headwater.sources.sqlserver.ticks import Ticks
-from headwater.sources.sqlserver.types import has_special_values, source_column
+from headwater.sources.sqlserver.offset import Lsn
+from headwater.sources.sqlserver.types import Ticks, has_special_values, source_column
 from headwater.sources.table import SourceColumn, SourceTable, SpecialValues
 
 

@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from headwater.sources.errors import AccessDenied, SourceBusy
 from headwater.sources.sqlserver.connection import Session
-from headwater.sources.sqlserver.lsn import Lsn
 from headwater.sources.sqlserver.names import literal, quoted
+from headwater.sources.sqlserver.offset import Lsn
 from headwater.sources.sqlserver.types import SqlType
 
 _INSTANCES: Final = """

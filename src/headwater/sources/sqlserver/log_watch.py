@@ -15,7 +15,7 @@ errors of the job                     not at all
 
 Where they are not believed the position goes on with the commits that are shown, and with the entries without changes
 that the server makes every few minutes. What holds the job back and is not known here is noticed when the commits come
-after all (:mod:`.changes`, :mod:`.mark`), and is an error then.
+after all (:mod:`.changes`, :mod:`.offset`), and is an error then.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ from typing import Final
 
 from headwater.sources.errors import AccessDenied, SourceBusy, SourceError, SourceMisconfigured, SourceNotFound
 from headwater.sources.sqlserver.connection import Session
-from headwater.sources.sqlserver.lsn import Lsn
-from headwater.sources.sqlserver.offset import SqlServerOffset
+from headwater.sources.sqlserver.offset import Lsn, SqlServerOffset
 from headwater.sources.sqlserver.server import captured_end, log_end, shown_end
 
 _SCAN: Final = """

@@ -12,9 +12,8 @@ from typing import Any, Final
 
 from headwater.sources.errors import AccessDenied, SourceMisconfigured, SourceNotFound
 from headwater.sources.sqlserver.connection import Session
-from headwater.sources.sqlserver.lsn import Lsn
 from headwater.sources.sqlserver.names import quoted
-from headwater.sources.sqlserver.offset import SqlServerOffset
+from headwater.sources.sqlserver.offset import Lsn, SqlServerOffset
 from headwater.sources.sqlserver.server_clock import ServerClock
 
 OLDEST: Final = (13, 0, 5026)

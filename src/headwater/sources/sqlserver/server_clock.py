@@ -29,8 +29,8 @@ from typing import Final
 from headwater.errors import TransientError
 from headwater.sources.errors import SourceError, SourceMisconfigured
 from headwater.sources.sqlserver.connection import Session
-from headwater.sources.sqlserver.lsn import Lsn
 from headwater.sources.sqlserver.names import literal
+from headwater.sources.sqlserver.offset import Lsn
 
 _ZONE: Final = "SELECT CURRENT_TIMEZONE_ID() AS zone"
 _NOW: Final = """

@@ -7,14 +7,16 @@ jobs read the log and keep the changes by age. What is kept here is which databa
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 
+from headwater.databases.timeouts import TIMEOUT_SECONDS
 from headwater.errors import TransientError
 from headwater.sources.errors import (
     ForeignOffset,
@@ -31,7 +33,6 @@ from headwater.sources.offset import CdcOffset
 from headwater.sources.sqlserver.catalog import CatalogTable, present_tables, read_tables
 from headwater.sources.sqlserver.changes import SqlServerChangeStream
 from headwater.sources.sqlserver.connection import RESNAPSHOT, Dsn, Session
-from headwater.sources.sqlserver.defaults import defaults_of
 from headwater.sources.sqlserver.followed import FollowedTables, described, disable_table, enable_table
 from headwater.sources.sqlserver.instances import CaptureInstance, read_instances
 from headwater.sources.sqlserver.names import TableName
@@ -39,7 +40,47 @@ from headwater.sources.sqlserver.offset import POSITION_TYPE, SqlServerOffset
 from headwater.sources.sqlserver.server import Server, captured_end, log_end, recovery_fork
 from headwater.sources.sqlserver.types import SqlType, keeps_values
 from headwater.sources.table import SourceColumn, SourceTable, SpecialValues
-from headwater.sources.timeouts import TIMEOUT_SECONDS
+
+_NUMBER: Final = re.compile(r"[+-]?\d+(\.\d+)?([eE][+-]?\d+)?")
+_TEXT: Final = re.compile(r"N?'((?:[^']|'')*)'")
+
+
+def defaults_of(table: CatalogTable | None, added: Sequence[SourceColumn]) -> pa.RecordBatch | None:
+    """One row: what older rows have in those of *added* that have a default, null where it is not known.
+
+    A column that may not be null comes with a default, which the server gives to the rows that are there without
+    telling them. What they have is known where it is a constant. It is not where the expression has another value in
+    each row, and where the column may be null, as nothing tells whether it came ``WITH VALUES``: such a column is named
+    without a value, and who keeps the rows reads it once more. ``None`` where none of *added* has a default.
+    """
+    found: dict[SourceColumn, pa.Array] = {}
+    for column in added:
+        now = None if table is None else next((one for one in table.columns if one.number == column.field_id), None)
+        if now is None or now.default is None:
+            continue
+        value = None if now.nullable else constant(now.default, column.type)
+        found[column] = pa.nulls(1, column.type) if value is None else value
+    if not found:
+        return None
+    return pa.RecordBatch.from_arrays(list(found.values()), schema=pa.schema([column.field for column in found]))
+
+
+def constant(definition: str, kind: pa.DataType) -> pa.Array | None:
+    """The value of a default as the catalog writes it, such as ``((0))`` or ``(N'new')``; ``None``: no constant."""
+    text = definition.strip()
+    while text.startswith("(") and text.endswith(")"):
+        text = text[1:-1].strip()
+    quoted = _TEXT.fullmatch(text)
+    if quoted is not None:
+        text = quoted[1].replace("''", "'")
+    elif not _NUMBER.fullmatch(text):
+        return None
+    try:
+        if pa.types.is_boolean(kind):
+            return pa.array([float(text) != 0])
+        return pa.array([text]).cast(kind)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError):
+        return None
 
 
 class SqlServerSource:

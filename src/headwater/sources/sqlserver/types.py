@@ -30,13 +30,26 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from enum import Enum
 from typing import Final
 
 import pyarrow as pa
 
 from headwater.sources.sqlserver.names import quoted
-from headwater.sources.sqlserver.ticks import Ticks
 from headwater.sources.table import SourceColumn, SpecialValues
+
+
+class Ticks(Enum):
+    """SQL Server counts 100 ns in ``time(7)``, ``datetime2(7)`` and ``datetimeoffset(7)``; Spark counts microseconds.
+
+    ``REFUSE``: microseconds, and a value whose seventh digit is not 0 is a special value. ``TRUNCATE``: microseconds,
+    the digit is left out. ``NS``: Arrow nanoseconds, which Spark cannot read, from 1677 to 2262.
+    """
+
+    REFUSE = "refuse"
+    TRUNCATE = "truncate"
+    NS = "ns"
+
 
 _TYPE: Final = re.compile(r"([a-z_0-9]+)(?:\((max|\d+)(?:,(\d+))?\))?")
 _NUMBERS: Final = {
@@ -50,7 +63,6 @@ _NUMBERS: Final = {
 }
 _MONEY: Final = {"money": (19, 4), "smallmoney": (10, 4)}
 TEXTS: Final = frozenset(("char", "varchar", "nchar", "nvarchar", "sysname"))
-_LONG_TEXTS: Final = frozenset(("text", "ntext", "xml", "json", "vector"))
 BINARIES: Final = frozenset(("binary", "varbinary", "image", "timestamp", "rowversion"))
 _SPOKEN: Final = frozenset(("hierarchyid", "geography", "geometry"))
 TIMES: Final = frozenset(("date", "time", "datetime", "smalldatetime", "datetime2", "datetimeoffset"))

@@ -15,8 +15,7 @@ import pyarrow.compute as pc
 
 from headwater.sources.errors import BrokenText, InvalidKey, SpecialValue, UndecodableValue
 from headwater.sources.sqlserver.answer import HalfPair
-from headwater.sources.sqlserver.ticks import Ticks
-from headwater.sources.sqlserver.types import TIMES, SqlType
+from headwater.sources.sqlserver.types import TIMES, SqlType, Ticks
 from headwater.sources.table import SourceColumn, SourceTable, SpecialValues
 
 

@@ -35,11 +35,9 @@ from headwater.state.batch import (
     check_bounds,
     prefix_end,
 )
-from headwater.state.engines.cells import LmdbCells, MappedCells
 from headwater.state.engines.claim import TAKEOVER_SECONDS, claim, owner_in, refuse_if_owned, refuse_if_stuck
-from headwater.state.engines.environment import Environment, Txn, borrow, map_errors
+from headwater.state.engines.environment import Environment, LmdbCells, MappedCells, Txn, borrow, map_errors
 from headwater.state.engines.filesystem import prepare_directory
-from headwater.state.epochs import check_epoch, check_pin_name, wait_until
 from headwater.state.errors import (
     EpochNotHeld,
     EpochNotIncreasing,
@@ -47,7 +45,7 @@ from headwater.state.errors import (
     PinNotFound,
     WriterFenced,
 )
-from headwater.state.handle import Handle, SnapshotBase
+from headwater.state.handle import Handle, SnapshotBase, check_epoch, check_pin_name, wait_until
 from headwater.state.ownership import OwnerLock
 from headwater.state.store import Owner, Pin, StoreStatistics
 from headwater.stream.epoch import Epoch

@@ -17,18 +17,16 @@ from typing import Any
 
 from headwater.state import versions
 from headwater.state.batch import Delete, DeleteRange, Puts, WriteBatch, check_bounds, prefix_end
-from headwater.state.epochs import check_epoch, check_pin_name, wait_until
 from headwater.state.errors import (
     EpochNotHeld,
     EpochNotIncreasing,
     PinExists,
     PinNotFound,
-    StoreClosed,
     StoreNotFound,
     StoreOwned,
     WriterFenced,
 )
-from headwater.state.handle import Handle, SnapshotBase
+from headwater.state.handle import Handle, SnapshotBase, check_epoch, check_pin_name, wait_until
 from headwater.state.store import Owner, Pin, StoreStatistics
 from headwater.stream.epoch import Epoch
 from headwater.system.process import host_name, started
@@ -310,10 +308,3 @@ def memory_names() -> list[str]:
     """The stores of this process."""
     with _stores_lock:
         return sorted(_stores)
-
-
-def drop_memory_store(name: str) -> None:
-    """Forget the store *name*. :raises StoreClosed: it does not exist."""
-    with _stores_lock:
-        if _stores.pop(name, None) is None:
-            raise StoreClosed(f"There is no state store at memory://{name} in this process.")

@@ -25,8 +25,8 @@ from urllib.parse import quote, unquote
 
 from headwater.state.engines import lease
 from headwater.state.engines.slate import Place
-from headwater.state.epochs import check_pin_name
 from headwater.state.errors import EpochNotHeld, PinExists, PinNotFound, StoreUnavailable
+from headwater.state.handle import check_pin_name
 from headwater.state.store import Pin
 from headwater.stream.epoch import Epoch
 from headwater.system.process import host_name

@@ -11,9 +11,8 @@ from headwater.state.engines import lease
 from headwater.state.engines.object_pins import PinBoard
 from headwater.state.engines.object_snapshot import SNAPSHOT_SECONDS, ObjectSnapshot, committed_in
 from headwater.state.engines.slate import CLOSE_SECONDS, Place, map_errors, run, shut_down, slate
-from headwater.state.epochs import wait_until
 from headwater.state.errors import EpochNotHeld, StoreNotFound
-from headwater.state.handle import Handle
+from headwater.state.handle import Handle, wait_until
 from headwater.state.store import Owner, Pin, StoreStatistics
 from headwater.stream.epoch import Epoch
 

@@ -14,7 +14,6 @@ from tests.db.mysql.binlog_reading import DECODERS, columns_of, decode, events_o
 
 from headwater.sources.errors import SourceMisconfigured, SourceProtocolError
 from headwater.sources.mysql.binlog._row_decoder import Decoder
-from headwater.sources.mysql.binlog.columns import ColumnPlan, TablePlan
 from headwater.sources.mysql.binlog.cursor import Cursor
 from headwater.sources.mysql.binlog.decoder import EventDecoder
 from headwater.sources.mysql.binlog.events import (
@@ -30,10 +29,10 @@ from headwater.sources.mysql.binlog.events import (
     Xid,
 )
 from headwater.sources.mysql.binlog.gtid_events import parse_tagged_gtid
-from headwater.sources.mysql.binlog.json_diff import apply_diffs, parse_path
+from headwater.sources.mysql.binlog.json_diff import apply_diffs, parse_document, parse_path, print_document
 from headwater.sources.mysql.binlog.json_text import json_text
-from headwater.sources.mysql.binlog.json_tree import parse_document, print_document
 from headwater.sources.mysql.binlog.python_rows import PythonRows
+from headwater.sources.mysql.binlog.row_layout import ColumnPlan, TablePlan
 from headwater.sources.mysql.binlog.rows import RowsDecoder, is_compiled, make_rows_decoder
 from headwater.sources.mysql.binlog.table_map import BinlogColumn, ColumnType
 from headwater.sources.table import SpecialValues

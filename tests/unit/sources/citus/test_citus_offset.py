@@ -8,12 +8,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from headwater.sources.citus.mark import CitusMark
 from headwater.sources.citus.numbers import CommitNumbers, commits_of
-from headwater.sources.citus.offset import CitusOffset, NodePlace, merged_rows, positions_of
+from headwater.sources.citus.offset import POSITION_DTYPE, CitusMark, CitusOffset, NodePlace, positions_of
 from headwater.sources.errors import ForeignOffset, InvalidOffset
 from headwater.sources.events import Changes
-from headwater.sources.offset import CdcOffset
+from headwater.sources.offset import CdcOffset, position_rows
 from headwater.sources.postgres.mark import PostgresMark
 from headwater.sources.postgres.offset import POSITION_TYPE, PostgresOffset
 from headwater.sources.postgres.offset import positions_of as of_postgres
@@ -111,7 +110,7 @@ def test_positions_sort_as_numbers_do_and_a_place_after_lies_between() -> None:
     made = positions_of(of_node(90, 90, 10), 3, np.array([5, 5, 6], np.uint64))
     texts = made.to_pylist()
     assert texts == sorted(texts)
-    assert merged_rows(made.slice(1))["commit_lsn"].tolist() == [90, 10]
+    assert position_rows(made.slice(1), POSITION_DTYPE)["commit_lsn"].tolist() == [90, 10]
     after = at(n0=1).position_after(texts[1])
     assert texts[1] < after < texts[2]
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from headwater.sources.citus.merge import Merge, Piece
 from headwater.sources.citus.numbers import CommitNumbers, node_commits
-from headwater.sources.citus.offset import node_rows
 from headwater.sources.events import Boundary, Changes, Event, Stopped, Truncated
-from headwater.sources.postgres.offset import POSITION_TYPE, PostgresOffset, positions_of
+from headwater.sources.offset import position_rows
+from headwater.sources.postgres.offset import POSITION_DTYPE, POSITION_TYPE, PostgresOffset, positions_of
 from headwater.sources.table import POSITION_COLUMN, SourceColumn, SourceTable
 
 TABLES = [SourceTable("public", name, (SourceColumn("id", pa.int64(), "bigint", 1),), ("id",), 7) for name in "ab"]
@@ -95,7 +95,7 @@ def rows_of(piece: Piece) -> list[tuple[str, int, int]]:
     for event in piece.events:
         if isinstance(event, Changes):
             assert event.rows.num_rows == len(event.ops) > 0
-            positions = node_rows(event.rows.column(POSITION_COLUMN))
+            positions = position_rows(event.rows.column(POSITION_COLUMN), POSITION_DTYPE)
             found += [
                 (event.table.name, int(lsn), int(seq))
                 for lsn, seq in zip(node_commits(event), positions["seq"], strict=True)

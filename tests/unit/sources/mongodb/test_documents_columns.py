@@ -19,7 +19,6 @@ from headwater.sources.mongodb.documents.columns import (
     declared_columns,
     document_columns,
     inferred_columns,
-    keeps_order,
 )
 from headwater.sources.mongodb.documents.errors import InvalidType
 from headwater.sources.table import SourceTable, SpecialValues
@@ -101,7 +100,6 @@ def test_ids_of_one_type_are_the_key_and_others_have_a_key_of_bytes_beside_them(
     else:
         assert types(found) == {"_id": wanted, "document": "document"}
         assert found.key_columns == ("_id",)
-    assert keeps_order(found.columns[0])
 
 
 def test_declared_columns_come_after_the_key_whose_type_a_sample_tells() -> None:
@@ -135,11 +133,6 @@ def test_a_key_cannot_be_of_a_type_that_is_none(text: str) -> None:
 def test_a_key_has_no_policy_null() -> None:
     with pytest.raises(InvalidType, match="cannot be null"):
         declared_columns({"_id": "long"}, special_values={"_id": SpecialValues.NULL})
-
-
-@pytest.mark.parametrize("text", ["decimal", "binData", "json", "double"])
-def test_keys_that_do_not_sort_as_mongodb_sorts_them_say_so(text: str) -> None:
-    assert not keeps_order(declared_columns({"_id": text}).columns[0])
 
 
 def test_names_that_no_column_can_have_are_left_to_the_rest() -> None:

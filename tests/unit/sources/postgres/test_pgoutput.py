@@ -82,7 +82,7 @@ def test_random_bytes_are_a_message_or_an_error(kind: int, body: bytes, streamed
 
 @pytest.mark.parametrize("message", [b"", b"w", b"k" + bytes(40), b"w" + bytes(24)])
 def test_what_is_no_wal_data_is_refused(message: bytes) -> None:
-    for read in (pgoutput.type_of, pgoutput.wal_start_of, pgoutput.streamed_xid_of, pgoutput.parse_control):
+    for read in (pgoutput.type_of, pgoutput.parse_control):
         with pytest.raises(SourceProtocolError):
             read(message)
 
@@ -91,7 +91,3 @@ def test_the_header_is_read_and_written() -> None:
     message = pgoutput.raw_message(b"E", wal_start=0x16_B374_D848, wal_end=5, send_time=-1)
     assert message == b"w" + bytes.fromhex("00000016b374d848 0000000000000005 ffffffffffffffff") + b"E"
     assert pgoutput.type_of(message) == pgoutput.STREAM_STOP
-    assert str(pgoutput.wal_start_of(message)) == "16/B374D848"
-    assert pgoutput.streamed_xid_of(wire.insert(1, ["a"], xid=99)) == 99
-    with pytest.raises(SourceProtocolError):
-        pgoutput.streamed_xid_of(message)

@@ -12,9 +12,8 @@ from headwater.sources.evolution import SchemaPolicy
 from headwater.sources.sqlserver.followed import FollowedTables, Stretch
 from headwater.sources.sqlserver.instances import CapturedColumn, CaptureInstance
 from headwater.sources.sqlserver.log_watch import Holds, Scan
-from headwater.sources.sqlserver.lsn import Lsn
-from headwater.sources.sqlserver.ticks import Ticks
-from headwater.sources.sqlserver.types import SqlType, source_column
+from headwater.sources.sqlserver.offset import Lsn
+from headwater.sources.sqlserver.types import SqlType, Ticks, source_column
 from headwater.sources.table import SourceTable
 
 INT = SqlType("int")

@@ -12,9 +12,7 @@ import pytest
 from headwater.sources.errors import CommitsCameLate, ForeignOffset, InvalidOffset
 from headwater.sources.offset import CdcOffset
 from headwater.sources.snapshots import mark_from_json
-from headwater.sources.sqlserver.lsn import Lsn
-from headwater.sources.sqlserver.mark import SqlServerMark
-from headwater.sources.sqlserver.offset import SqlServerOffset, positions_of
+from headwater.sources.sqlserver.offset import Lsn, SqlServerMark, SqlServerOffset, positions_of
 from headwater.sources.written import WrittenOffset
 
 COMMIT = Lsn.parse("00000027:00000758:0005")

@@ -8,10 +8,9 @@ import pytest
 from headwater.errors import InputError
 from headwater.sources.errors import InvalidKey, SpecialValue, UndecodableValue
 from headwater.sources.sqlserver.catalog import CatalogColumn, CatalogTable
-from headwater.sources.sqlserver.defaults import constant, defaults_of
 from headwater.sources.sqlserver.names import TableName
-from headwater.sources.sqlserver.ticks import Ticks
-from headwater.sources.sqlserver.types import SqlType, keeps_values, selected, source_column
+from headwater.sources.sqlserver.source import constant, defaults_of
+from headwater.sources.sqlserver.types import SqlType, Ticks, keeps_values, selected, source_column
 from headwater.sources.sqlserver.values import column_of
 from headwater.sources.table import SourceTable, SpecialValues
 

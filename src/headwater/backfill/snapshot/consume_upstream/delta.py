@@ -33,9 +33,9 @@ from headwater.backfill.snapshot.consume_upstream.errors import (
     VersionExpired,
 )
 from headwater.backfill.snapshot.consume_upstream.upstream_table import Cut, VnodeRange
+from headwater.databases.secret_files import current_options
 from headwater.log_store.columns import EPOCH
 from headwater.sinks.storage import Storage, endpoint_of, store_error
-from headwater.sources.secret_files import current_options
 from headwater.sources.table import SourceColumn, SourceTable
 from headwater.stream import DEFAULT_VNODE_COUNT
 

@@ -26,7 +26,7 @@ from headwater.backfill.snapshot.consume_upstream.stream import StreamPhase, Ups
 from headwater.backfill.snapshot.consume_upstream.upstream_table import Part, PartKind, UpstreamTable
 from headwater.backfill.snapshot.errors import BarrierOutOfOrder, InvalidSnapshotOption
 from headwater.backfill.snapshot.state import BackfillState, VnodeProgress
-from headwater.state import Snapshot, StateTable, WriteBatch
+from headwater.state import WriteBatch
 from headwater.stream import (
     ALL_TARGETS,
     Barrier,
@@ -34,12 +34,13 @@ from headwater.stream import (
     EpochPair,
     Pause,
     Resume,
-    Stop,
     Throttle,
     VnodeBitmap,
 )
 
 ALL_ROWS: Final = 1 << 62
+BATCH_ROWS: Final = 10_000_000
+BATCH_EPOCHS: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +54,8 @@ class UpstreamOptions:
     :raises InvalidSnapshotOption: a number that makes no sense.
     """
 
-    batch_rows: int = 10_000_000
-    batch_epochs: int = 100
+    batch_rows: int = BATCH_ROWS
+    batch_epochs: int = BATCH_EPOCHS
     rows_per_second: int | None = None
     burst_seconds: float = 1.0
 
@@ -69,7 +70,7 @@ class UpstreamOptions:
 class UpstreamTableExecutor:
     """Consumes the vnodes of *table* that *state* has.
 
-    :param owner: the name under which barriers know it. :param snapshot_epoch: of the snapshot.
+    :param snapshot_epoch: of the snapshot.
     :raises InvalidUpstream: the state is of a table with another number of vnodes.
     """
 
@@ -80,7 +81,6 @@ class UpstreamTableExecutor:
         snapshot_epoch: int,
         options: UpstreamOptions | None = None,
         *,
-        owner: str = "upstream",
         paused: bool = False,
     ) -> None:
         if state.vnodes.count != table.vnode_count:
@@ -88,30 +88,13 @@ class UpstreamTableExecutor:
                 f"Table {table.name} has {table.vnode_count} vnodes, its progress is of {state.vnodes.count}.",
                 next_step="Open it with the number of vnodes that it was begun with, or begin anew.",
             )
-        self.table, self.options, self.owner = table, options or UpstreamOptions(), owner
+        self.table, self.options = table, options or UpstreamOptions()
         self.snapshot_epoch = snapshot_epoch
         self._state = state
         self._stream = UpstreamStream(table, snapshot_epoch, state)
         self._rate = RateLimit(self.options.rows_per_second, self.options.burst_seconds)
-        self._paused, self._ended = paused, False
+        self._paused = paused
         self._epochs: EpochPair | None = None
-
-    @classmethod
-    def load(
-        cls,
-        table: UpstreamTable,
-        states: StateTable,
-        view: Snapshot,
-        snapshot_epoch: int,
-        vnodes: VnodeBitmap,
-        options: UpstreamOptions | None = None,
-        *,
-        owner: str = "upstream",
-        paused: bool = False,
-    ) -> UpstreamTableExecutor:
-        """As it was sealed last."""
-        state = BackfillState.load(states, view, table.name, vnodes)
-        return cls(table, state, snapshot_epoch, options, owner=owner, paused=paused)
 
     # -- what it is ------------------------------------------------------------------------------------------------
 
@@ -163,11 +146,6 @@ class UpstreamTableExecutor:
         """Rows of the snapshot that were taken by vnodes that are at it."""
         return self._state.rows_of(self.snapshot_epoch)
 
-    @property
-    def least_epoch(self) -> int:
-        """The epoch that every vnode has begun; 0 where one has read nothing."""
-        return self._state.least_epoch()
-
     # -- barriers --------------------------------------------------------------------------------------------------
 
     def plan(self, barrier: Barrier, now: float, *, upto: int | None = None) -> list[Part]:
@@ -190,7 +168,7 @@ class UpstreamTableExecutor:
         self._epochs = barrier.epoch
 
     def _take(self, now: float, upto: int | None) -> list[Part]:
-        if self._paused or self._ended:
+        if self._paused:
             return []
         left = min(self._rate.allowed(now), self.options.batch_rows)
         parts = self._stream.take(left, upto)
@@ -226,8 +204,6 @@ class UpstreamTableExecutor:
                 self._paused = False
             case Throttle(rows_per_second=rate, target=target) if target in (ALL_TARGETS, self.table.name):
                 self._rate.change(rate, now)
-            case Stop() as stop if stop.stops(self.owner):
-                self._ended = True
             case _:
                 pass
 

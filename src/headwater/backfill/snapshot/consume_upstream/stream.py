@@ -22,10 +22,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
-from itertools import groupby
 
 from headwater.backfill.snapshot.consume_upstream.errors import EpochGap, RetentionMiss
 from headwater.backfill.snapshot.consume_upstream.upstream_table import Cut, Part, PartKind, UpstreamTable
+from headwater.backfill.snapshot.parts import Layout, hand_out
 from headwater.backfill.snapshot.state import BackfillState, VnodeProgress
 from headwater.stream import VnodeBitmap
 
@@ -141,22 +141,9 @@ class UpstreamStream:
         most_rows: int,
     ) -> list[Part]:
         """Parts from where each of *vnodes* stands, as many as fit."""
-        by_vnode = {
-            vnode: list(found)
-            for part in cuts.values()
-            for vnode, found in groupby(sorted(part, key=_place), key=lambda cut: cut.vnode)
-        }
-        made: list[Part] = []
-        left = most_rows
-        for vnode, row in vnodes.items():
-            if left <= 0:
-                break
-            part = _part(kind, after, epoch, vnode, row, by_vnode.get(vnode, ()), left)
-            count = part.rows + (0 if row is None else row.row_count)
-            self._state.update(vnode, VnodeProgress(epoch, count, part.end))
-            made.append(part)
-            left -= part.rows
-        return joined(made)
+        layout = Layout(cut for found in cuts.values() for cut in found)
+        parts = hand_out(self._state, vnodes, layout, epoch, most_rows)
+        return [Part(kind, after, epoch, part.first, part.end, part.start, part.stop, part.rows) for part in parts]
 
     # -- looking ---------------------------------------------------------------------------------------------------
 
@@ -175,54 +162,9 @@ class UpstreamStream:
         return {vnode: row for vnode, row in rows.items() if row.epoch == least}
 
 
-def _place(cut: Cut) -> tuple[int, bytes]:
-    return cut.vnode, cut.start or b""
-
-
 def _ranges(vnodes: dict[int, VnodeProgress | None]) -> Iterator[range]:
     bitmap = VnodeBitmap.of(vnodes, max(vnodes) + 1)
     yield from bitmap.ranges()
-
-
-def _part(
-    kind: PartKind,
-    after: int,
-    epoch: int,
-    vnode: int,
-    row: VnodeProgress | None,
-    cuts: Sequence[Cut],
-    most_rows: int,
-) -> Part:
-    """What *vnode* reads next: whole pieces, one at least, and the rest of the vnode if that fits."""
-    start = None if row is None else row.position
-    rows = 0
-    for place, cut in enumerate(cuts):
-        following = cuts[place + 1].start if place + 1 < len(cuts) else None
-        if start is not None and following is not None and following <= start:
-            continue  # read before; the table may have been cut otherwise then
-        rows += cut.rows
-        if rows >= most_rows and following is not None:
-            return Part(kind, after, epoch, vnode, vnode + 1, start, following, rows)
-    return Part(kind, after, epoch, vnode, vnode + 1, start, None, rows)
-
-
-def joined(parts: Sequence[Part]) -> list[Part]:
-    """The same, neighbouring vnodes of one epoch as one where they are whole."""
-    made: list[Part] = []
-    for part in parts:
-        last = made[-1] if made else None
-        if (
-            last is not None
-            and last.is_whole
-            and part.is_whole
-            and (last.kind, last.after, last.epoch, last.end_vnode)
-            == (part.kind, part.after, part.epoch, part.first_vnode)
-        ):
-            rows = last.rows + part.rows
-            made[-1] = Part(part.kind, part.after, part.epoch, last.first_vnode, part.end_vnode, rows=rows)
-        else:
-            made.append(part)
-    return made
 
 
 def _gap(least: int, others: int) -> EpochGap:

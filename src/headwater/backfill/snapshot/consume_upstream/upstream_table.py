@@ -18,19 +18,32 @@ method                     contract
 ``hold``                   keep an epoch and all that follow readable, where the table can
 =========================  ========================================================================================
 
+==================================  =================================================================================
+name                                table
+==================================  =================================================================================
+``delta:PATH``, ``delta:s3://…``    a Delta table, with the columns of its key
+``table:NAME``                      a table that we keep ourselves, with the store of its log and its folder
+==================================  =================================================================================
+
 A position is the memcomparable bytes of a key. Tables travel to tasks: they can be pickled and hold no connection then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, Final, Protocol
 
 import pyarrow as pa
 
+from headwater.backfill.snapshot.consume_upstream.errors import InvalidUpstream
 from headwater.sources.table import SourceTable
+from headwater.stream import DEFAULT_VNODE_COUNT
+
+DELTA, KEPT = "delta", "table"
+_VALID: Final = "Valid are delta:PATH and table:NAME."
 
 VnodeRange = tuple[int, int]
 """Half-open."""
@@ -51,6 +64,13 @@ class Cut:
     vnode: int
     start: bytes | None
     rows: int
+
+    @property
+    def first(self) -> bytes:
+        """See :class:`~headwater.backfill.snapshot.parts.Block`."""
+        return self.start or b""
+
+    bytes = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,3 +203,42 @@ class UpstreamTable(Protocol):
     def release(self, owner: str) -> None:
         """Keep nothing for *owner*."""
         ...
+
+
+def open_upstream(
+    name: str,
+    *,
+    key: Sequence[str] = (),
+    table: str = "",
+    vnodes: int = DEFAULT_VNODE_COUNT,
+    store: str = "",
+    folder: str = "",
+    storage: Mapping[str, str] | None = None,
+) -> UpstreamTable:
+    """The upstream table *name*; nothing is connected yet.
+
+    :param key: Delta: the columns that name a row. :param table: Delta: what its rows are called downstream.
+    :param vnodes: Delta: into how many its rows are hashed.
+    :param store: of a table of ours: the store of its log. :param folder: … of the kept tables.
+    :raises InvalidUpstream: no such kind, or what it needs is missing.
+    """
+    kind, colon, rest = name.partition(":")
+    if not colon or not rest or kind not in (DELTA, KEPT):
+        raise InvalidUpstream(f"Received upstream {name!r}.", next_step=_VALID)
+    if kind == DELTA:
+        from headwater.backfill.snapshot.consume_upstream.delta import DeltaUpstream
+
+        if not key:
+            raise InvalidUpstream(
+                "A Delta table has no key of its own.", next_step="Name the columns of its key with option 'key'."
+            )
+        place = rest if "://" in rest else str(Path(rest).expanduser().absolute())
+        return DeltaUpstream(place, tuple(key), table, vnodes, dict(storage or {}))
+    from headwater.backfill.snapshot.consume_upstream.versioned import VersionedUpstream
+
+    if not store or not folder:
+        raise InvalidUpstream(
+            "A table that we keep needs the store of its log and the folder of its tables.",
+            next_step="Set both, as the pipeline that keeps it has them.",
+        )
+    return VersionedUpstream(store, rest, folder)

@@ -42,7 +42,7 @@ from headwater.sources.errors import SourceProtocolError
 from headwater.sources.mongodb.documents import elements as bson
 from headwater.sources.mongodb.documents.errors import InvalidType
 from headwater.sources.mongodb.documents.layout import FIRST_MS, LAST_MS, found_bit
-from headwater.sources.mongodb.documents.types import ID, DocumentType, Kind, column_type, parsed, source_column
+from headwater.sources.mongodb.documents.types import ID, DocumentType, Kind, parsed, source_column
 from headwater.sources.table import RESERVED_COLUMNS, SourceColumn, SpecialValues
 
 ID_KEY: Final = "_id_key"
@@ -54,7 +54,6 @@ MOST_COLUMNS: Final = 500
 _FORBIDDEN: Final = frozenset(" ,;{}()\n\t=.`")
 """Characters that tables do not allow in names of columns, and what would be taken for a path."""
 _MOST_ID: Final = 0x7FFFFFFF
-_ORDERED: Final = (Kind.INT, Kind.LONG, Kind.STRING, Kind.OBJECT_ID, Kind.DATE, Kind.UUID, Kind.TIMESTAMP, Kind.BOOL)
 _PLAIN_IDS: Final = (Kind.LONG, Kind.STRING, Kind.OBJECT_ID, Kind.DATE, Kind.UUID)
 _NO_POLICIES: Final[Mapping[str, SpecialValues]] = {}
 ALL_COLUMNS: Final = "\0"
@@ -103,11 +102,6 @@ def inferred_columns(
 def document_columns(sample: Iterable[bytes] = ()) -> CollectionColumns:
     """The key and the whole document. :raises SourceProtocolError: the sample holds what is no document."""
     return _columns(_id_type(_facts(sample).get(ID)), {DOCUMENT: "document"}, _NO_POLICIES)
-
-
-def keeps_order(column: SourceColumn) -> bool:
-    """Whether the values of a key column sort as MongoDB sorts them."""
-    return column_type(column).kind in (*_ORDERED, Kind.KEY)
 
 
 def _columns(
