@@ -13,7 +13,7 @@ Each table of a query has a *log* and a *backfill*, the rows from before it. Who
 ``UpstreamLog``        the change log of an upstream table    its snapshot, or none
 =====================  =====================================  ==============================================
 
-What was delivered is told by the next call: the offset that it starts from.
+The next call says what was delivered: the offset that it starts from.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class QueryLogs(Protocol):
         """The newest epoch that is committed."""
 
     def has_reached(self, upto: int) -> bool:
-        """Whether nothing up to the epoch *upto* is left to be planned, or somebody must do something before."""
+        """Whether nothing up to the epoch *upto* is left to be planned, or a person must act first."""
 
     def deliver(self, start: QueryOffset) -> None:
         """Everything up to *start* is at the sink, and nothing after it."""
@@ -210,7 +210,7 @@ class QueryPlanner:
         return all(backfill.is_done for backfill in self._logs.backfills)
 
     def has_reached(self, upto: int) -> bool:
-        """Whether nothing up to the epoch *upto* is left to be planned, or somebody must do something before.
+        """Whether nothing up to the epoch *upto* is left to be planned, or a person must act first.
 
         :raises RetentionMiss: an upstream table no longer has what comes next.
         """

@@ -141,7 +141,7 @@ def _captured(store: str) -> tuple[SourceRecord | None, dict[str, CapturedTable]
 
 
 class CapturedTables:
-    """Reads :func:`captured_tables` in another thread: a store that does not answer holds up nobody; one thread."""
+    """Reads :func:`captured_tables` in another thread: a store that does not answer blocks no caller. One thread."""
 
     def __init__(self, store: str) -> None:
         self._store = store

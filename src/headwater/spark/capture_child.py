@@ -1,4 +1,4 @@
-"""The capture as a child process, and its keeper: for a pipeline, and for a stream of Spark that nobody captures for.
+"""The capture as a child process, and its keeper: for pipelines, and for Spark streams of tables not captured yet.
 
 Its settings go through its standard input, so that no password is in the list of processes. It reports how it is, two
 times a second, which epoch it has sealed, at once, and why it ended, as lines of JSON.

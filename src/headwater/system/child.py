@@ -39,7 +39,7 @@ class Child:
     """Runs Python with *arguments* as a process of its own. Start it from a thread that lives as long as it should.
 
     :param settings: its line of input; it can hold secrets. ``None``: it has no input, and its output goes to *log*.
-    :param log: gets what it writes to its standard error; ``None``: nobody does.
+    :param log: gets what it writes to its standard error; ``None``: that is discarded.
     :param folder: that it runs in. :param environment: all of its variables; ``None``: those of this process.
     """
 

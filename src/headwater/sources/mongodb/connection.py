@@ -90,7 +90,7 @@ class Dsn(SourceAddress):
     }
     """Ours, in lower case; the library checks the others."""
     NEXT_STEP = (
-        "Write mongodb://user@host:27017/database?replicaSet=rs0, with %-escapes; options of ours are columns (inferred"
+        "Write mongodb://user@host:27017/database?replicaSet=rs0, with %-escapes. Our own options: columns (inferred"
         " or document) and startToken."
     )
 

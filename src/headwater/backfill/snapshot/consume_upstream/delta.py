@@ -93,7 +93,7 @@ class DeltaUpstream:
         newest, version = self._newest().version(), version_of(after) + 1
         if newest < version - 1:
             raise EpochMismatch(
-                f"Table {self.name} is at version {newest}, and version {version - 1} was consumed: it was made anew or"
+                f"Table {self.name} is at version {newest}, and version {version - 1} was read: it was created again or"
                 " restored from a copy.",
                 next_step=RESNAPSHOT,
             )
@@ -273,7 +273,7 @@ class DeltaUpstream:
         if held is None or held.version() != version:
             if version > self._newest().version():
                 raise EpochMismatch(
-                    f"Table {self.name} has no version {version}: it was made anew or restored from a copy.",
+                    f"Table {self.name} has no version {version}: it was created again or restored from a copy.",
                     next_step=RESNAPSHOT,
                 )
             self._held["at"] = held = self._open(version)

@@ -247,12 +247,12 @@ class UpstreamLog:
         return not executor.has_snapshot or self._table.newest_epoch() > executor.consumed_epoch
 
     def _is_another(self) -> bool:
-        """Whether the table was made anew: then it stops as after a retention miss."""
+        """Whether the table was created again: then it stops as after a retention miss."""
         if self._table.identity == self._record.identity:
             return False
         self._executor.stop(
             EpochMismatch(
-                f"Table {self._table.name} is another one than was begun with: it was made anew.",
+                f"Table {self._table.name} is not the one that the query began with: it was created again.",
                 next_step=self._advice,
             )
         )
@@ -304,7 +304,7 @@ class UpstreamLog:
             else:
                 self._table.change_cuts(part.after, part.epoch, part.vnodes)
         if self._table.identity != self._record.identity:
-            raise EpochMismatch(f"Table {self._table.name} was made anew.", next_step=self._advice)
+            raise EpochMismatch(f"Table {self._table.name} was created again.", next_step=self._advice)
 
     def _lose(self, miss: RetentionMiss) -> None:
         """The newest plan is lost for good: nothing may follow it but a new snapshot, also after a restart."""
@@ -369,7 +369,7 @@ class UpstreamLog:
             self._state.save()
 
     def status(self) -> dict[str, Any]:
-        """What has stopped says why, and the command that mends it."""
+        """A stopped table says why, and names the command that repairs it."""
         table, executor, waits = self._table, self._executor, self._waits
         stopped, consumed = executor.stopped, executor.consumed_epoch
         newest = table.newest_epoch() if stopped is None and waits is None else None

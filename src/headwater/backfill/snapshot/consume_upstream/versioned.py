@@ -101,7 +101,7 @@ class VersionedUpstream:
         newest = self.newest_epoch()
         if newest < after:
             raise EpochMismatch(
-                f"Table {self.full_name} is at epoch {newest}, and {after} was consumed: its store was made anew.",
+                f"Table {self.full_name} is at epoch {newest}, and {after} was consumed: its store was created again.",
                 next_step=RESNAPSHOT,
             )
         if after < self._base_epoch():
